@@ -1,0 +1,132 @@
+"""The one interface of all engine backends: what a sidecar may ask of an engine.
+
+A driver talks to one engine process over its own protocol, keeps no adapter bytes and decides nothing about slots.
+It imports no torch: the sidecar lives without it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from wire.outcomes import EngineFailed, Unfit
+
+
+class Health(enum.StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DEAD = "dead"
+
+
+class Removal(enum.StrEnum):
+    """What an engine answers to a removal. BUSY: a scheduled request names the adapter; ask again later.
+
+    FORGOTTEN: a stock server dropped the name, but its cache decides when the adapter's memory is free.
+    """
+
+    REMOVED = "removed"
+    BUSY = "busy"
+    ABSENT = "absent"
+    FORGOTTEN = "forgotten"
+
+
+class EngineLimits(msgspec.Struct, frozen=True):
+    """``slots`` counts adapters beside the base; ``max_rank`` the largest rank; ``targets`` the adaptable modules."""
+
+    slots: int
+    max_rank: int
+    targets: tuple[str, ...]
+    served_base: str
+    dtype: str
+    removes_for_real: bool
+
+
+class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One engine of a node. ``attach`` names a running server (``host:port``); otherwise we start one.
+
+    ``port`` 0 takes a free one. ``fingerprint`` is the base's, as registered in the catalog.
+    """
+
+    name: str
+    backend: str = "vllm"
+    base: str
+    model_path: str = ""
+    fingerprint: str
+    attach: str = ""
+    host: str = "127.0.0.1"
+    port: int = 0
+    slots: int = 8
+    max_rank: int = 16
+    dtype: str = "auto"
+    max_model_len: int = 0
+    kv_cache_bytes: int = 0
+    max_num_seqs: int = 0
+    device: str = "auto"
+    extra_args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    start_timeout_s: float = 600.0
+
+
+class Installable(msgspec.Struct, frozen=True):
+    """A revision whose bytes are in the arena for as long as the install runs.
+
+    ``view()`` gives the revision file's bytes; the caller must not keep the view beyond the install.
+    ``segment``, ``offset``, ``length`` and ``generation`` name the extent for engines that map the arena themselves.
+    """
+
+    adapter: str
+    digest: str
+    rank: int
+    segment: str
+    offset: int
+    length: int
+    generation: int
+    view: Callable[[], memoryview]
+
+
+class InstallRefused(Unfit):
+    """The engine can't run this adapter (rank, module, shape): trying again will not help."""
+
+
+class InstallFailed(EngineFailed):
+    """The install did not happen, and the slot is as it was before: trying again may help."""
+
+
+class InstallUncertain(EngineFailed):
+    """The engine did not answer in time: it may still complete. The extent stays pinned until the engine tells."""
+
+
+class EngineBackend(Protocol):
+    """A driver for one engine. Every call is bounded in time; errors are RoostErrors."""
+
+    settings: EngineSettings
+
+    async def start(self) -> None:
+        """Start the engine, or adopt the one that an earlier sidecar started, or attach. Returns once it is spawned."""
+
+    async def health(self) -> Health:
+        """What the engine says of itself now, and whether its process lives."""
+
+    async def limits(self) -> EngineLimits:
+        """Known once the engine is READY."""
+
+    async def install(self, adapter: Installable, timeout_s: float) -> None:
+        """Make ``adapter.adapter`` answer. Raises InstallRefused, InstallFailed or InstallUncertain."""
+
+    async def remove(self, adapter: str, timeout_s: float) -> Removal:
+        """Give the adapter's slot back, unless a scheduled request names it."""
+
+    async def installed(self) -> frozenset[str]:
+        """The adapters that answer now: read from the engine, not remembered."""
+
+    async def stop(self) -> None:
+        """End an engine that we started; leave one that we attached to."""
+
+    async def detach(self) -> None:
+        """Close our connections and leave the engine running."""
+
+    def address(self) -> tuple[str, int]:
+        """(host, port) of the engine's HTTP server."""

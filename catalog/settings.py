@@ -1,0 +1,26 @@
+"""What the registrar process is told when it starts."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class CurveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """CURVE keys (Z85) of this process. ``peers`` are the public keys that may connect to its sockets."""
+
+    public: str
+    secret: str
+    server_public: str = ""
+    peers: tuple[str, ...] = ()
+
+
+class RegistrarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``catalog_dir`` holds LMDB, ``store_dir`` the blobs. Endpoints are ZeroMQ's: ``ipc://`` or ``tcp://``."""
+
+    catalog_dir: str
+    store_dir: str
+    endpoint: str
+    feed_endpoint: str
+    map_bytes: int = 1 << 34
+    batch_max: int = 512
+    curve: CurveSettings | None = None
