@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from wire.curve import CurveKeys
 
-class CurveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """CURVE keys (Z85) of this process. ``peers`` are the public keys that may connect to its sockets."""
 
-    public: str
-    secret: str
-    server_public: str = ""
-    peers: tuple[str, ...] = ()
+CurveSettings = CurveKeys
 
 
 class RegistrarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

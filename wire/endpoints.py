@@ -1,0 +1,134 @@
+"""Sockets at their endpoints: options that all of ours share, private ``ipc://`` files, one server an endpoint."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import zmq
+
+from .codec import MAX_MESSAGE_BYTES
+from .curve import Authenticator, CurveKeys, secure_client, secure_server
+from .drops import Drops
+from .frames import LONGEST_HEADER
+from .outcomes import InvalidRequest
+
+HEARTBEAT_S = 1.0
+"""How often each side of an idle connection asks whether the other still lives."""
+HEARTBEAT_TIMEOUT_S = 5.0
+"""A peer silent for this long is gone (a killed process on the same host is noticed at once)."""
+
+Socket = zmq.Socket[bytes]
+
+
+def connecting_socket(
+    kind: int, *, hwm: int, max_bytes: int = MAX_MESSAGE_BYTES, curve: CurveKeys | None = None, server_public: str = ""
+) -> Socket:
+    """A socket that is ready to connect. Raises InvalidRequest for keys that are none."""
+    socket: Socket = zmq.Context.instance().socket(kind)
+    try:
+        _limit(socket, hwm, max_bytes)
+        socket.reconnect_ivl = 50
+        socket.reconnect_ivl_max = 1000
+        if curve is not None:
+            secure_client(socket, curve, server_public)
+    except InvalidRequest:
+        socket.close()
+        raise
+    return socket
+
+
+class BoundSocket:
+    """A socket bound to an endpoint, with all that this takes.
+
+    With keys it lives in a ZeroMQ context of its own, because who may connect is decided by context.
+    Raises InvalidRequest for an endpoint that is in use, too long or not ZeroMQ's, and for keys that are none.
+    """
+
+    def __init__(
+        self,
+        kind: int,
+        endpoint: str,
+        *,
+        hwm: int,
+        drops: Drops,
+        max_bytes: int = MAX_MESSAGE_BYTES,
+        curve: CurveKeys | None = None,
+    ) -> None:
+        self._claim: int | None = None
+        self._authenticator: Authenticator | None = None
+        self._own_context: zmq.Context[Socket] | None = zmq.Context() if curve is not None else None
+        self.socket: Socket = (self._own_context or zmq.Context.instance()).socket(kind)
+        try:
+            _limit(self.socket, hwm, max_bytes)
+            if kind == zmq.ROUTER:
+                # an answer for a peer that is gone or does not read is an error that we count, not silence
+                self.socket.router_mandatory = True
+            if self._own_context is not None and curve is not None:
+                self._authenticator = Authenticator(self._own_context, curve.peers, drops)
+                secure_server(self.socket, curve)
+            self._bind(endpoint)
+        except BaseException:
+            self.close()
+            raise
+        self.endpoint = bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+        if self._authenticator is not None:
+            self._authenticator.close()
+            self._authenticator = None
+        if self._own_context is not None:
+            self._own_context.term()
+            self._own_context = None
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
+
+    def _bind(self, endpoint: str) -> None:
+        try:
+            if endpoint.startswith("ipc://"):
+                self._bind_file(Path(endpoint.removeprefix("ipc://")))
+            else:
+                self.socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise InvalidRequest(f"cannot serve at {endpoint}: {error}", field="endpoint") from None
+
+    def _bind_file(self, path: Path) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._claim = _claim(path)
+        # the file must never have been open to others, not even between bind and chmod
+        before = os.umask(0o177)
+        try:
+            self.socket.bind(f"ipc://{path}")
+        finally:
+            os.umask(before)
+
+
+def _claim(path: Path) -> int:
+    """A lock beside the socket file, freed by the kernel however its holder ends.
+
+    Without it a second server would silently take the first one's file: libzmq unlinks whatever lies there.
+    """
+    lock = path.with_name(path.name + ".lock")
+    claim = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(claim)
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        raise InvalidRequest(f"another process serves at ipc://{path}", field="endpoint") from None
+    return claim
+
+
+def _limit(socket: Socket, hwm: int, max_bytes: int) -> None:
+    socket.linger = 0
+    socket.sndhwm = hwm
+    socket.rcvhwm = hwm
+    socket.maxmsgsize = max_bytes + LONGEST_HEADER
+    socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
+    socket.heartbeat_timeout = int(HEARTBEAT_TIMEOUT_S * 1000)
+    socket.handshake_ivl = 5000
