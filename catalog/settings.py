@@ -6,7 +6,6 @@ import msgspec
 
 from wire.curve import CurveKeys
 
-
 CurveSettings = CurveKeys
 
 
