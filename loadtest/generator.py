@@ -99,8 +99,7 @@ class Generator:
         samples: list[Sample] = []
 
         async def worker() -> None:
-            for request in source:
-                samples.append(await self.one(request, time.monotonic()))
+            samples.extend([await self.one(request, time.monotonic()) for request in source])
 
         await asyncio.gather(*(worker() for _ in range(concurrency)))
         return samples
