@@ -115,7 +115,11 @@ class EngineReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeReport(NodeMessage, frozen=True, kw_only=True):
-    """Full state of a node: what ``AskState`` answers, and what goes out now and then on the feed."""
+    """Full state of a node: what ``AskState`` answers, and what goes out now and then on the feed.
+
+    ``fetches``, ``installs`` and ``rejected`` count since the sidecar started: bytes fetched into the arena, installs
+    that an engine confirmed, and acquires refused because a bound was reached.
+    """
 
     node: str
     endpoint: str
@@ -128,6 +132,9 @@ class NodeReport(NodeMessage, frozen=True, kw_only=True):
     loads_queued: int = 0
     draining: bool = False
     base_names: tuple[str, ...] = ()
+    fetches: int = 0
+    installs: int = 0
+    rejected: int = 0
 
 
 class NodeDelta(NodeMessage, frozen=True, kw_only=True):
@@ -142,6 +149,9 @@ class NodeDelta(NodeMessage, frozen=True, kw_only=True):
     arena_used: int = -1
     loads_in_flight: int = -1
     loads_queued: int = -1
+    fetches: int = -1
+    installs: int = -1
+    rejected: int = -1
 
 
 AskOfNode = Acquire | Release | GatewayAlive | AskState | Prefetch

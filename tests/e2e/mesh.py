@@ -1,0 +1,129 @@
+"""A whole mesh for a test: real processes under the real supervisor, driven as a user drives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import tomli_w
+
+ROOST = (sys.executable, "-m", "ops.cli")
+ENGINE = "tiny-0"
+BASE = "tiny"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client saw: ``status`` 0 means that the connection broke."""
+
+    status: int
+    text: str
+    model: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
+
+
+class Mesh:
+    """One mesh on loopback with one node. ``root`` holds its state; ``engine`` and ``sidecar`` override settings."""
+
+    def __init__(self, root: Path, base: Path, *, engine: Mapping[str, Any], sidecar: Mapping[str, Any]) -> None:
+        self.root = root
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.config = root / "roost.toml"
+        root.mkdir(parents=True, exist_ok=True)
+        engines = [{"name": ENGINE, "base": BASE, "dtype": "float32", "max_model_len": 256, **engine}]
+        self.config.write_text(
+            tomli_w.dumps(
+                {
+                    "state_dir": str(root / "state"),
+                    "gateway": {"port": self.port, "anonymous": True},
+                    "base": [{"name": BASE, "path": str(base)}],
+                    "node": [{"name": "here", "engine": engines, **sidecar}],
+                }
+            )
+        )
+
+    def up(self) -> None:
+        self.roost("up", "--config", str(self.config), "--detach")
+
+    def down(self) -> None:
+        self.roost("down", "--config", str(self.config))
+
+    def roost(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run the command as a user would."""
+        environment = {**os.environ, "ROOST_URL": self.url, "ROOST_CONFIG": str(self.config)}
+        done = subprocess.run([*ROOST, *words], capture_output=True, text=True, env=environment, check=False)
+        if check and done.returncode != 0:
+            raise AssertionError(f"roost {' '.join(words)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.roost(*words, "--json").stdout)
+
+    def publish(self, policy: str, adapter: Path) -> dict[str, Any]:
+        found: dict[str, Any] = self.json("publish", policy, str(adapter), "--create-over", BASE)
+        return found
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.json("status")
+        return found
+
+    def pid(self, process: str) -> int:
+        """The process id of ``registrar``, ``gateway`` or ``sidecar-here``; of the engine under its own name."""
+        processes = {one["name"]: one for one in self.status()["processes"]}
+        return int(processes[process]["pid"])
+
+    def kill(self, process: str) -> int:
+        """SIGKILL; returns the process id that is gone."""
+        pid = self.pid(process)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def wait(self, what: str, seconds: float, condition: Any) -> float:
+        """Wait until ``condition()`` holds; returns how long it took in seconds."""
+        begun = time.monotonic()
+        while time.monotonic() - begun < seconds:
+            if condition():
+                return time.monotonic() - begun
+            time.sleep(0.1)
+        raise AssertionError(f"{what}: not within {seconds} s\n{self.tails()}")
+
+    def tails(self) -> str:
+        """The ends of all logs, for a failure's message."""
+        parts = []
+        for log in sorted((self.root / "state").rglob("*.log")):
+            lines = log.read_text(errors="replace").splitlines()[-15:]
+            parts.append(f"--- {log.name}\n" + "\n".join(lines))
+        return "\n".join(parts)
+
+
+async def ask(
+    session: aiohttp.ClientSession, url: str, model: str, prompt: str, *, max_tokens: int = 8, **extra: Any
+) -> Reply:
+    """One completion, not streamed."""
+    body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **extra}
+    try:
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            answer = await response.json(content_type=None)
+            if response.status != 200:
+                return Reply(response.status, "", headers=response.headers, error=answer["error"]["message"])
+            return Reply(200, answer["choices"][0]["text"], answer["model"], response.headers)
+    except aiohttp.ClientError as broken:
+        return Reply(0, "", error=repr(broken))
