@@ -1,0 +1,59 @@
+"""Asking the registrar, from any process."""
+
+from __future__ import annotations
+
+from typing import overload
+
+from wire.outcomes import DeadlinePassed, JournalUnavailable, error_for
+from wire.registrar import (
+    AnyAnswer,
+    AnyCommand,
+    Collected,
+    CollectOrphans,
+    Committed,
+    JournalSlice,
+    ReadJournal,
+    Refusal,
+)
+from wire.sockets import Requester
+
+from .checks import WriteCommand
+from .settings import CurveSettings
+
+
+class RegistrarClient:
+    """Made and used on one event loop. Outlives any number of restarts of the registrar."""
+
+    def __init__(self, endpoint: str, *, curve: CurveSettings | None = None, server_public: str = "") -> None:
+        self._requester: Requester[AnyCommand, AnyAnswer] = Requester(
+            endpoint, AnyCommand, AnyAnswer, curve=curve, server_public=server_public, gone=JournalUnavailable
+        )
+
+    @overload
+    async def run(self, command: WriteCommand, *, timeout_s: float = 10.0) -> Committed: ...
+
+    @overload
+    async def run(self, command: CollectOrphans, *, timeout_s: float = 10.0) -> Collected: ...
+
+    @overload
+    async def run(self, command: ReadJournal, *, timeout_s: float = 10.0) -> JournalSlice: ...
+
+    async def run(self, command: AnyCommand, *, timeout_s: float = 10.0) -> Committed | Collected | JournalSlice:
+        """The answer, once its effect is durable. Raises the RoostError that the registrar refused it with.
+
+        Raises JournalUnavailable where nobody answers: the command may then have had its effect or not. All but a
+        relative rollback may be asked again as they are; that one needs ``expected_version``.
+        """
+        try:
+            answer = await self._requester.request(command, timeout_s=timeout_s)
+        except DeadlinePassed as error:
+            raise JournalUnavailable(
+                f"the registrar did not answer within {timeout_s:g} s: the command may have had its effect or not",
+                retry_after_s=1.0,
+            ) from error
+        if isinstance(answer, Refusal):
+            raise error_for(answer.outcome, answer.message, field=answer.field, retry_after_s=answer.retry_after_s)
+        return answer
+
+    def close(self) -> None:
+        self._requester.close()

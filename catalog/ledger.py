@@ -1,0 +1,187 @@
+"""Running commands against the environment, a batch to a transaction: the registrar without its sockets."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import lmdb
+import msgspec
+
+from wire.events import Event
+from wire.outcomes import JournalUnavailable, RoostError, StorageFull
+from wire.registrar import (
+    CollectOrphans,
+    Committed,
+    JournalSlice,
+    ReadJournal,
+    Refusal,
+)
+
+from . import inputs
+from .apply import append
+from .blobs import BlobStore, Swept
+from .checks import WriteCommand, decide
+from .environment import Environment
+from .layout import Txn
+from .snapshot import Snapshot
+
+# below the wire's bound of a message, with room for one large event more
+_SLICE_BYTES = 4 << 20
+_FULL_CODES = frozenset({errno.ENOSPC, errno.EDQUOT})
+# LMDB reports a write cut short as EIO: on a disk with less than this left, the disk being full is the reason
+_FULL_BYTES = 1 << 20
+
+
+BatchCommand = WriteCommand | ReadJournal
+BatchAnswer = Committed | JournalSlice | Refusal
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What a batch came to: an answer for each command, in order, and the events that are now durable."""
+
+    answers: list[BatchAnswer]
+    events: list[Event]
+
+
+def refusal(error: RoostError) -> Refusal:
+    """What is sent for ``error``."""
+    return Refusal(outcome=error.outcome, message=error.message, field=error.field, retry_after_s=error.retry_after_s)
+
+
+def clock_ms() -> int:
+    """Unix time in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class Ledger:
+    """Owns the environment's write side. One thread uses it.
+
+    ``commit`` makes a transaction durable before it returns: an answer exists only after it did.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        store: BlobStore,
+        *,
+        now_ms: Callable[[], int] = clock_ms,
+        commit: Callable[[Txn], None] = lmdb.Transaction.commit,
+    ) -> None:
+        self._environment = environment
+        self._store = store
+        self._now_ms = now_ms
+        self._commit = commit
+
+    def run(self, commands: Sequence[BatchCommand]) -> Batch:
+        """Run what writes, in order, in one transaction, each command seeing those before it; then what reads.
+
+        A command that is refused leaves nothing. With the disk full, everything that would have written is refused and
+        nothing is written. Raises JournalUnavailable where the journal can't be trusted any more: the process must end.
+        """
+        while True:
+            try:
+                return self._attempt(commands)
+            except lmdb.MapFullError:
+                self._grow()
+            except lmdb.Error as error:
+                if not _disk_is_full(error, self._environment.path):
+                    raise JournalUnavailable(f"the journal can't be written: {error}") from error
+                full = refusal(StorageFull("there is no room for the journal: nothing was changed", retry_after_s=30.0))
+                return self._finish(commands, [full] * len(commands), [])
+
+    def sweep(self, command: CollectOrphans) -> Iterator[Swept]:
+        """Clean the store up, a folder at each step; batches may run between steps.
+
+        No publish can come between the look at the catalog and the removal: it would have to run on this very thread.
+        Raises InvalidRequest and ArtifactUnavailable.
+        """
+        inputs.check_age(command)
+        return self._store.sweep_by_folder(self._is_named, command.older_than_s)
+
+    def housekeep(self) -> None:
+        """Now and then: what killed readers left behind would keep old pages from reuse."""
+        self._environment.drop_dead_readers()
+
+    def _grow(self) -> None:
+        try:
+            self._environment.grow()
+        except lmdb.Error as error:
+            raise JournalUnavailable(f"the journal's map can't grow: {error}") from error
+
+    def _is_named(self, digest: str) -> bool:
+        with self._environment.begin() as txn:
+            return Snapshot(txn, self._environment.tables).artifact(digest) is not None
+
+    def _attempt(self, commands: Sequence[BatchCommand]) -> Batch:
+        events: list[Event] = []
+        txn = self._environment.begin(write=True)
+        try:
+            view = Snapshot(txn, self._environment.tables)
+            written = [
+                None if isinstance(command, ReadJournal) else self._write(command, view, events) for command in commands
+            ]
+            self._commit(txn)
+        except BaseException:
+            txn.abort()
+            raise
+        return self._finish(commands, written, events)
+
+    def _write(self, command: WriteCommand, view: Snapshot, events: list[Event]) -> BatchAnswer:
+        try:
+            decision = decide(command, view, self._store)
+        except RoostError as error:
+            return refusal(error)
+        position = view.position()
+        for offset, body in enumerate(decision.events, start=1):
+            event = Event(position + offset, self._now_ms(), command.actor, body)
+            append(view, event)
+            events.append(event)
+        record = view.policy(decision.policy)
+        return Committed(
+            seq=position + len(decision.events),
+            changed=bool(decision.events),
+            policy=decision.policy,
+            revision=decision.revision,
+            digest=decision.digest,
+            version=record.version if record else 0,
+        )
+
+    def _finish(
+        self, commands: Sequence[BatchCommand], written: Sequence[BatchAnswer | None], events: list[Event]
+    ) -> Batch:
+        """Answer the reads, from what is committed."""
+        answers: list[BatchAnswer] = []
+        with self._environment.begin() as txn:
+            view = Snapshot(txn, self._environment.tables)
+            for command, answer in zip(commands, written, strict=True):
+                if isinstance(command, ReadJournal):
+                    answers.append(_slice(command, view))
+                elif answer is not None:
+                    answers.append(answer)
+        return Batch(answers, events)
+
+
+def _slice(command: ReadJournal, view: Snapshot) -> JournalSlice | Refusal:
+    try:
+        inputs.check_slice(command)
+    except RoostError as error:
+        return refusal(error)
+    events: list[Event] = []
+    size = 0
+    for event in view.journal(after=command.after):
+        size += len(msgspec.msgpack.encode(event))
+        if len(events) == command.limit or (events and size > _SLICE_BYTES):
+            break
+        events.append(event)
+    return JournalSlice(events=tuple(events), last=view.position())
+
+
+def _disk_is_full(error: lmdb.Error, folder: Path) -> bool:
+    if error.code in _FULL_CODES:
+        return True
+    room = os.statvfs(folder)
+    return error.code == errno.EIO and room.f_bavail * room.f_frsize < _FULL_BYTES

@@ -1,0 +1,91 @@
+"""The view's records as they lie in LMDB: typed MessagePack, positional, so a field is only ever added at the end."""
+
+from __future__ import annotations
+
+import msgspec
+
+from wire.events import ArtifactFacts, Provenance, Scope, Split
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all records of the view."""
+
+
+class BaseRecord(Record, frozen=True):
+    """A base model. ``config`` is its config.json, ``path`` where an engine loads it from."""
+
+    name: str
+    fingerprint: str
+    path: str
+    config: bytes
+    group: str
+    created_ms: int
+
+
+class PolicyRecord(Record, frozen=True):
+    """A policy as people look at it. ``latest`` is 0 before the first revision.
+
+    ``version`` counts the events of the policy and starts at 1. A channel with an empty target follows ``latest``;
+    ``stable`` is always among the channels, ``latest`` never.
+    """
+
+    policy: str
+    base: str
+    latest: int
+    version: int
+    channels: dict[str, tuple[Split, ...]]
+    retired: bool
+    created_ms: int
+
+
+class RevisionRecord(Record, frozen=True):
+    """One immutable revision of a policy. ``seq`` is the journal position of the event that published it."""
+
+    policy: str
+    revision: int
+    artifact: ArtifactFacts
+    provenance: Provenance
+    actor: str
+    published_ms: int
+    seq: int
+
+
+class ArtifactRecord(Record, frozen=True):
+    """A revision file that at least one event names. ``seq`` is the first such event."""
+
+    facts: ArtifactFacts
+    named_ms: int
+    seq: int
+
+
+class KeyRecord(Record, frozen=True):
+    """An API key; ``key_hash`` is the sha256 (hex) of a secret that is stored nowhere."""
+
+    key_id: str
+    key_hash: str
+    tenant: str
+    scopes: tuple[Scope, ...]
+    label: str
+    revoked: bool
+    created_ms: int
+
+
+class Arm(Record, frozen=True):
+    """A revision as a request needs it, and its weight within the channel that points to it."""
+
+    revision: int
+    digest: str
+    size: int
+    rank: int
+    targets: tuple[str, ...]
+    weight: int = 1
+
+
+class RouteRecord(Record, frozen=True):
+    """Everything that a request for a policy needs, in one record. Channels with no arms follow ``latest``."""
+
+    base: str
+    fingerprint: str
+    retired: bool
+    latest: Arm | None
+    channels: dict[str, tuple[Arm, ...]]

@@ -1,0 +1,177 @@
+"""The registrar: gathers commands into batches, has each made durable by one fsync, then answers and announces it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from wire.events import Event
+from wire.outcomes import DeadlinePassed, JournalUnavailable, RoostError
+from wire.registrar import AnyAnswer, AnyCommand, Collected, CollectOrphans
+from wire.sockets import FeedPublisher, Responder
+
+from .blobs import BlobStore, Swept
+from .environment import Environment
+from .exclusive import ExclusiveFolder
+from .ledger import Batch, BatchCommand, Ledger, refusal
+from .settings import RegistrarSettings
+
+_log = logging.getLogger(__name__)
+
+_QUEUE_MAX = 16_384
+_HOUSEKEEPING_S = 60.0
+# closing a socket drops what its I/O thread has not sent yet
+_FLUSH_S = 0.1
+
+
+class Reply(Protocol):
+    """Where one answer goes (wire.sockets.Reply is one)."""
+
+    @property
+    def expired(self) -> bool: ...
+
+    def __call__(self, answer: AnyAnswer, /) -> object: ...
+
+
+class Registrar:
+    """Group commit. Made and used on one event loop; the ledger runs on a thread of its own.
+
+    While a batch is being fsynced the next one gathers, so that commits a second grow with the number of askers and
+    not with the speed of the disk. An answer is given, and an event announced, only when its batch is durable.
+    ``failed`` is done, with the reason, once the journal can't be trusted: nothing is committed after that.
+    """
+
+    def __init__(self, ledger: Ledger, *, publish: Callable[[Event], object], batch_max: int) -> None:
+        self._ledger = ledger
+        self._publish = publish
+        self._batch_max = batch_max
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
+        self._waiting: deque[tuple[BatchCommand, Reply]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._committing = False
+        self._unavailable: JournalUnavailable | None = None
+        self._housekeeping = self._loop.call_later(_HOUSEKEEPING_S, self._housekeep)
+        self.failed: asyncio.Future[JournalUnavailable] = self._loop.create_future()
+
+    def take(self, command: AnyCommand, reply: Reply) -> None:
+        """Queue a command; ``reply`` is called once, later, on the loop."""
+        if self._unavailable is not None:
+            reply(refusal(self._unavailable))
+        elif isinstance(command, CollectOrphans):
+            self._start(self._collect(command, reply))
+        elif len(self._waiting) >= _QUEUE_MAX:
+            reply(refusal(JournalUnavailable(f"{_QUEUE_MAX} commands wait for the registrar", retry_after_s=1.0)))
+        else:
+            self._waiting.append((command, reply))
+            if not self._committing:
+                self._committing = True
+                self._start(self._commit_batches())
+
+    async def stop(self) -> None:
+        """Take nothing more, finish what was taken, and free the thread."""
+        self._unavailable = self._unavailable or JournalUnavailable("the registrar is stopping", retry_after_s=1.0)
+        self._housekeeping.cancel()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        self._thread.shutdown()
+
+    async def _commit_batches(self) -> None:
+        while batch := self._next_batch():
+            commands = [command for command, _ in batch]
+            try:
+                done: Batch = await self._loop.run_in_executor(self._thread, self._ledger.run, commands)
+            except Exception as error:
+                self._fail(error, [reply for _, reply in batch])
+                break
+            for event in done.events:
+                self._publish(event)
+            for (_, reply), answer in zip(batch, done.answers, strict=True):
+                reply(answer)
+        self._committing = False
+
+    def _next_batch(self) -> list[tuple[BatchCommand, Reply]]:
+        """The oldest commands that somebody still waits for: who has given up may ask again, and must not find that
+        both happened."""
+        batch: list[tuple[BatchCommand, Reply]] = []
+        while self._waiting and len(batch) < self._batch_max:
+            command, reply = self._waiting.popleft()
+            if reply.expired:
+                reply(refusal(DeadlinePassed("the deadline passed before the command's turn came")))
+            else:
+                batch.append((command, reply))
+        return batch
+
+    async def _collect(self, command: CollectOrphans, reply: Reply) -> None:
+        """Sweep between batches: a step takes a turn on the ledger's thread like a batch does."""
+        total = Swept(0, 0)
+        try:
+            steps = self._ledger.sweep(command)
+            while step := await self._loop.run_in_executor(self._thread, next, steps, None):
+                total = total.plus(step)
+        except RoostError as error:
+            reply(refusal(error))
+        except Exception as error:
+            self._fail(error, [reply])
+        else:
+            reply(Collected(removed=total.removed, bytes=total.bytes))
+
+    def _fail(self, error: Exception, replies: list[Reply]) -> None:
+        _log.error("the registrar stops: %s", error, exc_info=error)
+        reason = error.message if isinstance(error, RoostError) else f"{type(error).__name__}: {error}"
+        self._unavailable = JournalUnavailable(f"the registrar failed: {reason}", retry_after_s=1.0)
+        for reply in replies + [reply for _, reply in self._waiting]:
+            reply(refusal(self._unavailable))
+        self._waiting.clear()
+        if not self.failed.done():
+            self.failed.set_result(self._unavailable)
+
+    def _housekeep(self) -> None:
+        self._housekeeping = self._loop.call_later(_HOUSEKEEPING_S, self._housekeep)
+        self._thread.submit(self._ledger.housekeep)
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def serve(settings: RegistrarSettings, stop: asyncio.Event) -> None:
+    """Serve until ``stop`` is set. Raises JournalUnavailable where another registrar writes this catalog, where it has
+    another layout, or once the journal can't be written any more; InvalidRequest for endpoints that can't be used."""
+    catalog_dir = Path(settings.catalog_dir)
+    store = BlobStore(Path(settings.store_dir))
+    with (
+        ExclusiveFolder(catalog_dir),
+        contextlib.closing(Environment.create(catalog_dir, map_bytes=settings.map_bytes)) as environment,
+        contextlib.closing(_feed(settings)) as feed,
+    ):
+        registrar = Registrar(Ledger(environment, store), publish=feed.publish, batch_max=settings.batch_max)
+        responder: Responder[AnyCommand, AnyAnswer] = Responder(
+            settings.endpoint, AnyCommand, AnyAnswer, registrar.take, curve=settings.curve
+        )
+        with contextlib.closing(responder):
+            _log.info("registrar ready at %s, feed at %s", responder.endpoint, feed.endpoint)
+            await _until(stop, registrar.failed)
+            await registrar.stop()
+            await asyncio.sleep(_FLUSH_S)
+    if registrar.failed.done():
+        raise registrar.failed.result()
+
+
+def _feed(settings: RegistrarSettings) -> FeedPublisher[Event]:
+    # the time in nanoseconds is an epoch that no earlier life of this registrar has had
+    return FeedPublisher(settings.feed_endpoint, Event, epoch=time.time_ns(), curve=settings.curve)
+
+
+async def _until(stop: asyncio.Event, failed: asyncio.Future[JournalUnavailable]) -> None:
+    stopping = asyncio.ensure_future(stop.wait())
+    failed.add_done_callback(lambda _: stopping.cancel())
+    await asyncio.wait({stopping})

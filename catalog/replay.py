@@ -1,0 +1,97 @@
+"""Rebuilding the view from the journal, and comparing: replay equals the view, byte for byte."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from itertools import islice, zip_longest
+from pathlib import Path
+
+import msgspec
+
+from wire.outcomes import JournalUnavailable
+
+from .apply import append
+from .environment import Environment
+from .layout import Txn
+from .snapshot import Snapshot
+
+_EVENTS_A_TRANSACTION = 10_000
+# address space of a scratch copy; the file takes what is written
+_SCRATCH_BYTES = 1 << 40
+_SHOWN = 20
+
+Row = tuple[str, bytes, bytes]
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """What a check found. ``differences`` are sentences, the first few of them; none: the view is the journal's."""
+
+    events: int
+    rows: int
+    differences: tuple[str, ...]
+
+
+def check_catalog(catalog_dir: Path, scratch_dir: Path | None = None) -> Replay:
+    """Rebuild the view of a catalog in a scratch folder and compare. The registrar may run meanwhile.
+
+    Raises JournalUnavailable where the catalog can't be opened, or its journal has a gap or contradicts itself.
+    """
+    with contextlib.closing(Environment.open(catalog_dir)) as environment:
+        return check_environment(environment, scratch_dir)
+
+
+def check_environment(environment: Environment, scratch_dir: Path | None = None) -> Replay:
+    """The same for an environment that is open already."""
+    with (
+        tempfile.TemporaryDirectory(prefix="replay-", dir=scratch_dir) as folder,
+        contextlib.closing(Environment.create(Path(folder), map_bytes=_SCRATCH_BYTES, durable=False)) as scratch,
+        environment.begin() as txn,
+    ):
+        events = rebuild(Snapshot(txn, environment.tables), scratch)
+        with scratch.begin() as rebuilt_txn:
+            rows, differences = _compare(_dump(environment, txn), _dump(scratch, rebuilt_txn))
+    return Replay(events, rows, tuple(differences))
+
+
+def rebuild(source: Snapshot, into: Environment) -> int:
+    """Append and apply all events of ``source`` to an empty environment; how many there were."""
+    events = source.journal(after=0)
+    count = 0
+    while batch := list(islice(events, _EVENTS_A_TRANSACTION)):
+        with into.begin(write=True) as txn:
+            view = Snapshot(txn, into.tables)
+            for event in batch:
+                append(view, event)
+        count += len(batch)
+    if count != source.position():
+        raise JournalUnavailable(f"the journal is damaged: {count} events end at position {source.position()}")
+    return count
+
+
+def _dump(environment: Environment, txn: Txn) -> Iterator[Row]:
+    for name, table in environment.tables.named().items():
+        for key, raw in txn.cursor(db=table.handle):
+            yield name, key, raw
+
+
+def _compare(ours: Iterator[Row], rebuilt: Iterator[Row]) -> tuple[int, list[str]]:
+    """Rows seen, and what differs: up to the first place where one side has a row that the other has not."""
+    rows = 0
+    differences: list[str] = []
+    for row, other in zip_longest(ours, rebuilt):
+        rows += 1
+        if row == other:
+            continue
+        if row is None or other is None or row[:2] != other[:2]:
+            differences.append(f"row {rows}: the view has {_shown(row)}, the journal makes {_shown(other)}")
+            break
+        differences.append(f"{_shown(row)} is not what the journal makes of it")
+        if len(differences) == _SHOWN:
+            break
+    return rows, differences
+
+
+def _shown(row: Row | None) -> str:
+    return "nothing" if row is None else f"{row[0]} {row[1].decode('utf-8', 'backslashreplace')!a}"

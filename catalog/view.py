@@ -1,0 +1,156 @@
+"""The catalog as every process of the host reads it: by memory map, without asking anyone."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from wire.events import Event
+from wire.outcomes import NotFound, Retired
+
+from .environment import Environment
+from .names import LATEST, Reference
+from .records import Arm, ArtifactRecord, BaseRecord, KeyRecord, PolicyRecord, RevisionRecord, RouteRecord
+from .snapshot import Snapshot
+
+T = TypeVar("T")
+
+
+class Resolution(msgspec.Struct, frozen=True):
+    """What a reference stands for now. ``size`` in bytes of the revision file; ``targets`` are adapted modules."""
+
+    policy: str
+    tenant: str
+    revision: int
+    digest: str
+    size: int
+    rank: int
+    base: str
+    base_fingerprint: str
+    targets: tuple[str, ...]
+
+    @property
+    def reference(self) -> str:
+        """The concrete name, ``tenant/name@7``."""
+        return f"{self.policy}@{self.revision}"
+
+
+class CatalogView:
+    """Reads of the catalog. Each sees every commit acknowledged before it began; none waits for the writer.
+
+    May be used from several threads, which take turns. One process opens one catalog once and shares the view.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._tables = environment.tables
+        # growing the map under a transaction of another thread would pull the pages from under it
+        self._turn = threading.Lock()
+
+    @classmethod
+    def open(cls, catalog_dir: Path) -> CatalogView:
+        """Raises JournalUnavailable where the registrar has not made the catalog yet, or for another layout."""
+        return cls(Environment.open(catalog_dir))
+
+    def close(self) -> None:
+        with self._turn:
+            self._environment.close()
+
+    def resolve(self, ref: Reference, *, selector: bytes = b"") -> Resolution:
+        """The revision that ``ref`` names now. Raises NotFound and Retired.
+
+        In a weighted split the same ``selector`` always takes the same arm while the split stands.
+        """
+        with self._turn, self._environment.begin() as txn:
+            snapshot = Snapshot(txn, self._tables)
+            route = snapshot.route(ref.policy)
+            if route is None:
+                raise NotFound(f"there is no policy {ref.policy}", field="model")
+            if route.retired:
+                raise Retired(f"policy {ref.policy} is retired", field="model")
+            arm = _numbered_arm(snapshot, ref) if ref.revision else _channel_arm(route, ref, selector)
+        return Resolution(
+            ref.policy, ref.tenant, arm.revision, arm.digest, arm.size, arm.rank, route.base, route.fingerprint,
+            arm.targets,
+        )  # fmt: skip
+
+    def base(self, name: str) -> BaseRecord | None:
+        return self._read(lambda snapshot: snapshot.base(name))
+
+    def bases(self) -> list[BaseRecord]:
+        return self._read(lambda snapshot: snapshot.bases())
+
+    def policy(self, name: str) -> PolicyRecord | None:
+        return self._read(lambda snapshot: snapshot.policy(name))
+
+    def policies(self, *, prefix: str = "", after: str = "", limit: int = 100) -> list[PolicyRecord]:
+        """At most ``limit`` policies whose names begin with ``prefix``, in order, after the name ``after``."""
+        return self._read(lambda snapshot: snapshot.policies(prefix=prefix, after=after, limit=limit))
+
+    def revision(self, policy: str, number: int) -> RevisionRecord | None:
+        return self._read(lambda snapshot: snapshot.revision(policy, number))
+
+    def revisions(self, policy: str, *, after: int = 0, limit: int = 100) -> list[RevisionRecord]:
+        """At most ``limit`` revisions with numbers above ``after``, in order."""
+        return self._read(lambda snapshot: snapshot.revisions(policy, after=after, limit=limit))
+
+    def artifact(self, digest: str) -> ArtifactRecord | None:
+        return self._read(lambda snapshot: snapshot.artifact(digest))
+
+    def key(self, key_hash: str) -> KeyRecord | None:
+        """The key of a secret, by ``keys.hash_secret``; also one that is revoked, which its record says."""
+        return self._read(lambda snapshot: snapshot.key(key_hash))
+
+    def keys(self, tenant: str = "") -> list[KeyRecord]:
+        """All keys, or those of one tenant, by key id."""
+        return [record for record in self._read(lambda snapshot: snapshot.keys()) if tenant in ("", record.tenant)]
+
+    def position(self) -> int:
+        """The newest sequence number of the journal; 0 while it is empty."""
+        return self._read(lambda snapshot: snapshot.position())
+
+    def history(self, policy: str) -> list[Event]:
+        """Every event of one policy, oldest first."""
+        return self._read(lambda snapshot: snapshot.history(policy))
+
+    def _read(self, look_up: Callable[[Snapshot], T]) -> T:
+        with self._turn, self._environment.begin() as txn:
+            return look_up(Snapshot(txn, self._tables))
+
+
+def _numbered_arm(snapshot: Snapshot, ref: Reference) -> Arm:
+    record = snapshot.revision(ref.policy, ref.revision)
+    if record is None:
+        raise NotFound(f"policy {ref.policy} has no revision {ref.revision}", field="model")
+    facts = record.artifact
+    return Arm(ref.revision, facts.digest, facts.size, facts.rank, facts.targets)
+
+
+def _channel_arm(route: RouteRecord, ref: Reference, selector: bytes) -> Arm:
+    arms = () if ref.channel == LATEST else route.channels.get(ref.channel)
+    if arms is None:
+        raise NotFound(f"policy {ref.policy} has no channel {ref.channel}", field="model")
+    if arms:
+        return arms[0] if len(arms) == 1 else _choose(arms, ref, selector)
+    if route.latest is None:
+        raise NotFound(f"policy {ref.policy} has no revision yet", field="model")
+    return route.latest
+
+
+def _choose(arms: Sequence[Arm], ref: Reference, selector: bytes) -> Arm:
+    """The arm in whose share of the weights the hash of (policy, channel, selector) falls.
+
+    The policy and channel are hashed too, so that the canaries of different policies get different requests.
+    """
+    seed = hashlib.blake2b(f"{ref.policy}:{ref.channel}:".encode() + selector, digest_size=8).digest()
+    point = int.from_bytes(seed, "big") % sum(arm.weight for arm in arms)
+    for arm in arms:
+        point -= arm.weight
+        if point < 0:
+            return arm
+    raise AssertionError("the point lies below the sum of the weights")
