@@ -1,0 +1,87 @@
+"""How a vLLM server is started: arguments and environment from an engine's settings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from backends.interface import EngineSettings
+from backends.process import Command, python
+from wire.outcomes import InvalidRequest
+
+from .terms import ACTIVATION
+
+# what vLLM takes for --max-lora-rank
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def device_of(settings: EngineSettings) -> str:
+    """``cpu`` or ``cuda``. Raises InvalidRequest for any other device."""
+    if settings.device == "auto":
+        return "cuda" if Path("/dev/nvidia0").exists() else "cpu"
+    if settings.device not in {"cpu", "cuda"}:
+        raise InvalidRequest(f"device {settings.device!r} of engine {settings.name} is not auto, cpu or cuda")
+    return settings.device
+
+
+def rank_limit(max_rank: int) -> int:
+    """The smallest rank that vLLM can be started with and that covers ``max_rank``. Raises InvalidRequest."""
+    for rank in LORA_RANKS:
+        if rank >= max_rank > 0:
+            return rank
+    raise InvalidRequest(f"max_rank {max_rank} is not within 1 to {LORA_RANKS[-1]}", field="max_rank")
+
+
+def command_for(settings: EngineSettings) -> Command:
+    """The server's command line and what its environment adds. Raises InvalidRequest for settings it can't honour."""
+    if not Path(settings.model_path).is_dir():
+        raise InvalidRequest(
+            f"model_path {settings.model_path!r} of engine {settings.name} is not a folder", field="model_path"
+        )
+    if settings.slots < 1:
+        raise InvalidRequest(f"slots of engine {settings.name} must be at least 1", field="slots")
+    device = device_of(settings)
+    argv = [
+        python(), "-m", "vllm.entrypoints.openai.api_server",
+        "--model", settings.model_path,
+        "--served-model-name", settings.base,
+        "--dtype", settings.dtype,
+        "--enable-lora",
+        "--max-loras", str(settings.slots),
+        "--max-cpu-loras", str(2 * settings.slots),
+        "--max-lora-rank", str(rank_limit(settings.max_rank)),
+        "--disable-uvicorn-access-log",
+    ]  # fmt: skip
+    for flag, value in (
+        ("--max-model-len", settings.max_model_len),
+        ("--kv-cache-memory-bytes", settings.kv_cache_bytes),
+        ("--max-num-seqs", settings.max_num_seqs),
+    ):
+        if value:
+            argv += [flag, str(value)]
+    if device == "cpu":
+        argv.append("--enforce-eager")
+    return Command(argv=(*argv, *settings.extra_args), env={**_environment(device), **settings.env})
+
+
+def _environment(device: str) -> dict[str, str | None]:
+    common: dict[str, str | None] = {
+        ACTIVATION: "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if device == "cuda":
+        return common
+    return common | {
+        # a core is left to the mesh; without binding, since "auto" puts every engine of a host on core 0
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1)),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # the engine core stays a process of its own; this spares the second one that would hold its only worker
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # would override the size of the KV cache that the settings ask for
+        "VLLM_CPU_KVCACHE_SPACE": None,
+    }

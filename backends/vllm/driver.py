@@ -1,0 +1,255 @@
+"""The vLLM driver: one server, started by us or attached to, with adapters as PEFT folders.
+
+With our plug-in in the server, a removal frees the slot or answers BUSY. A stock server only forgets the name, and the
+driver says so. Either way the server must see this host's files: the load call carries a path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from backends.interface import (
+    EngineLimits,
+    EngineSettings,
+    Health,
+    Installable,
+    InstallFailed,
+    InstallRefused,
+    InstallUncertain,
+    Removal,
+)
+from backends.process import EngineProcess
+from catalog.names import check_part, split_adapter_name
+from packer.unpack import write_engine_peft
+from wire.outcomes import EngineFailed, InvalidRequest
+
+from .client import EngineFacts, Unanswered, Unreachable, VllmClient
+from .command import command_for
+from .folders import AdapterFolders
+
+logger = logging.getLogger(__name__)
+
+HEALTH_TIMEOUT_S = 2.0
+ASK_TIMEOUT_S = 10.0
+# a server that was well and says nothing for this long is taken for dead, even where its process lives
+SILENCE_S = 30.0
+STOP_GRACE_S = 10.0
+# what a stock server's dense models take; it does not say
+DENSE_TARGETS = ("down", "gate", "k", "o", "q", "up", "v")
+
+
+class VllmBackend:
+    """Drives one vLLM server; see ``backends.interface.EngineBackend`` for what each call promises.
+
+    ``run_dir`` holds the engine's record and adapter folders, ``log_dir`` its log. Raises InvalidRequest for settings
+    that can't be honoured.
+    """
+
+    def __init__(self, settings: EngineSettings, *, run_dir: Path, log_dir: Path) -> None:
+        self.settings = settings
+        check_part(settings.name, "engine")
+        self._folders = AdapterFolders(run_dir / "adapters" / settings.name)
+        self._process = None if settings.attach else EngineProcess(settings.name, run_dir=run_dir, log_dir=log_dir)
+        self._address = _parse_address(settings.attach) if settings.attach else (settings.host, settings.port)
+        self._client: VllmClient | None = None
+        # loads go to the engine one at a time: it would run those that wait together without a step in between
+        self._turn = asyncio.Lock()
+        self._limits: EngineLimits | None = None
+        self._started_at = 0.0
+        self._answered_at: float | None = None
+        self._dead = False
+        self.detail = ""
+
+    async def start(self) -> None:
+        """Attach, adopt or spawn; READY comes later. Raises EngineFailed where the process can't be started."""
+        if self._process is not None:
+            await self._start_process(self._process)
+        await self._close_client()
+        self._client = VllmClient(*self._address)
+        self._limits, self._answered_at, self._dead, self.detail = None, None, False, ""
+        self._started_at = time.monotonic()
+
+    async def _start_process(self, process: EngineProcess) -> None:
+        command = command_for(self.settings)
+        if not self._dead and process.adopt(command) and process.record is not None:
+            logger.info("engine %s: adopted process %d", self.settings.name, process.record.pid)
+        else:
+            self._folders.clear()
+            record = await asyncio.to_thread(process.spawn, command, host=self.settings.host, port=self.settings.port)
+            logger.info("engine %s: started process %d on port %d", record.name, record.pid, record.port)
+        assert process.record is not None
+        self._address = (process.record.host, process.record.port)
+
+    async def health(self) -> Health:
+        """Asks the server and looks at the process. ``detail`` then says why an engine is DEAD."""
+        if self._client is None:
+            return Health.STARTING
+        if self._process is not None and not self._process.alive:
+            return self._died(f"its process ended; the end of its log:\n{self._process.log_tail()}")
+        try:
+            well = await self._client.health(HEALTH_TIMEOUT_S)
+        except Unreachable as error:
+            if self._answered_at is not None:
+                return self._died(error.message)
+            return self._still_starting(error.message)
+        except Unanswered as error:
+            if self._answered_at is None:
+                return self._still_starting(error.message)
+            if time.monotonic() - self._answered_at > SILENCE_S:
+                return self._died(f"silent for {SILENCE_S:g} s: {error.message}")
+            return Health.READY
+        if not well:
+            return self._died("the server answers, but its engine core is gone")
+        self._answered_at = time.monotonic()
+        return Health.READY
+
+    def _still_starting(self, message: str) -> Health:
+        waited = time.monotonic() - self._started_at
+        if waited > self.settings.start_timeout_s:
+            return self._died(f"not ready after {waited:.0f} s: {message}")
+        return Health.STARTING
+
+    def _died(self, why: str) -> Health:
+        if not self._dead:
+            logger.warning("engine %s is dead: %s", self.settings.name, why)
+        self._dead = True
+        self.detail = why
+        return Health.DEAD
+
+    async def limits(self) -> EngineLimits:
+        """What the server can do: its own word where our plug-in runs, the settings' elsewhere. Raises EngineFailed."""
+        if self._limits is None:
+            client = self._connected()
+            bases = [card.id for card in await client.models(ASK_TIMEOUT_S) if card.parent is None]
+            if self.settings.base not in bases:
+                raise EngineFailed(
+                    f"the server at {self._where()} serves {', '.join(bases) or 'nothing'}, not {self.settings.base}",
+                    field="base",
+                )
+            if not await client.takes_adapters(ASK_TIMEOUT_S):
+                raise EngineFailed(
+                    f"the server at {self._where()} takes no adapters at run time: "
+                    "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+                )
+            self._limits = self._limits_from(await client.facts(ASK_TIMEOUT_S))
+        return self._limits
+
+    def _limits_from(self, facts: EngineFacts | None) -> EngineLimits:
+        settings = self.settings
+        if facts is not None:
+            return EngineLimits(
+                slots=facts.slots, max_rank=facts.max_rank, targets=facts.targets, served_base=settings.base,
+                dtype=facts.dtype, removes_for_real=True,
+            )  # fmt: skip
+        if self._process is not None:
+            logger.warning("engine %s runs without our plug-in: is the project installed there?", settings.name)
+        return EngineLimits(
+            slots=settings.slots, max_rank=settings.max_rank, targets=DENSE_TARGETS, served_base=settings.base,
+            dtype=settings.dtype, removes_for_real=False,
+        )  # fmt: skip
+
+    async def install(self, adapter: Installable, timeout_s: float) -> None:
+        """Write the adapter's folder and load it. Raises InstallRefused, InstallFailed or InstallUncertain."""
+        deadline = time.monotonic() + timeout_s
+        limits = await self._limits_for_install()
+        if adapter.rank > limits.max_rank:
+            raise InstallRefused(f"rank {adapter.rank} is above this engine's {limits.max_rank}", field="rank")
+        async with self._my_turn(deadline):
+            folder = await self._write(adapter)
+            try:
+                await self._connected().load(adapter.adapter, str(folder), deadline - time.monotonic())
+            except InstallUncertain as error:
+                if self._process is not None and not self._process.alive:
+                    raise InstallFailed(f"the engine ended meanwhile: {error.message}") from error
+                raise
+            except (InstallRefused, InstallFailed):
+                self._folders.discard(adapter.adapter)
+                raise
+
+    async def _limits_for_install(self) -> EngineLimits:
+        try:
+            return await self.limits()
+        except EngineFailed as error:
+            raise InstallFailed(error.message) from error
+
+    async def _write(self, adapter: Installable) -> Path:
+        def fill(folder: Path) -> None:
+            with adapter.view() as view:
+                write_engine_peft(view, folder)
+
+        try:
+            return await asyncio.to_thread(self._folders.write, adapter.adapter, fill)
+        except InvalidRequest as error:
+            raise InstallRefused(error.message, field=error.field) from error
+
+    @asynccontextmanager
+    async def _my_turn(self, deadline: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise InstallFailed("other loads of this engine took all the time there was") from error
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    async def remove(self, adapter: str, timeout_s: float) -> Removal:
+        """Unload an adapter and clear up its folder. Raises EngineFailed where the engine did not tell."""
+        deadline = time.monotonic() + timeout_s
+        limits = await self.limits()
+        async with self._my_turn(deadline):
+            removal = await self._connected().unload(adapter, deadline - time.monotonic())
+        if removal is Removal.REMOVED and not limits.removes_for_real:
+            self._folders.forget(adapter)
+            return Removal.FORGOTTEN
+        if limits.removes_for_real and removal is not Removal.BUSY:
+            self._folders.discard(adapter)
+        return removal
+
+    async def installed(self) -> frozenset[str]:
+        """The adapters of ours that answer. Clears up folders that nobody needs any more. Raises EngineFailed."""
+        cards = await self._connected().models(ASK_TIMEOUT_S)
+        names = frozenset(card.id for card in cards if split_adapter_name(card.id) is not None)
+        self._folders.sweep(names, now=time.time())
+        return names
+
+    async def stop(self) -> None:
+        """End the engine if it is ours, with everything it started."""
+        await self._close_client()
+        if self._process is not None:
+            grace_s = 0.0 if self._dead else STOP_GRACE_S
+            await asyncio.to_thread(self._process.stop, grace_s=grace_s)
+            self._folders.clear()
+
+    async def detach(self) -> None:
+        """Close our connections; the engine goes on, and the next driver adopts it."""
+        await self._close_client()
+
+    def address(self) -> tuple[str, int]:
+        return self._address
+
+    def _connected(self) -> VllmClient:
+        if self._client is None:
+            raise EngineFailed(f"engine {self.settings.name} was not started")
+        return self._client
+
+    async def _close_client(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    def _where(self) -> str:
+        return f"{self._address[0]}:{self._address[1]}"
+
+
+def _parse_address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidRequest(f"attach {text!r} is not HOST:PORT", field="attach")
+    return host.strip("[]"), int(port)

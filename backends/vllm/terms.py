@@ -1,0 +1,14 @@
+"""What the driver and the plug-in say to each other through vLLM's own HTTP answers. Imports nothing."""
+
+from __future__ import annotations
+
+# set in the engine's environment by the driver: the plug-in leaves every other vLLM of the machine alone
+ACTIVATION = "ROOST_ENGINE"
+# raised when what the driver relies on changes
+PLUGIN_VERSION = 1
+
+ENGINE_ROUTE = "/roost/engine"
+
+# how a failed load's message goes on: trying again will not help, or may
+REFUSED = "adapter refused: "
+FAILED = "adapter not loaded: "

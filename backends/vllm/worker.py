@@ -1,0 +1,90 @@
+"""Inside a worker process: load one adapter whole, or leave no trace of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.lora.request import LoRARequest
+from vllm.v1.worker.worker_base import WorkerBase
+
+from .terms import FAILED, REFUSED
+
+logger = init_logger(__name__)
+
+# modules as PEFT names them; what is wrapped under other names (MoE routers, heads) is reported as it is called
+_SUFFIX = "_proj"
+
+
+def patch() -> None:
+    """Give workers the methods that the core calls."""
+    WorkerBase.roost_add_lora = add_lora
+    WorkerBase.roost_targets = targets
+
+
+def add_lora(self: Any, lora_request: LoRARequest) -> str:
+    """Load and activate an adapter. Returns what went wrong, or "": an answer, since with several workers an exception
+    of one would leave the answers of the others in their queues, to be taken for the answers to the next call.
+    """
+    manager = self.model_runner.lora_manager
+    adapters = manager._adapter_manager
+    try:
+        adapter = manager._load_adapter(lora_request)
+        _check_layers(adapters, adapter)
+        adapters.add_adapter(adapter)
+        _check_shapes(adapters, adapter)
+        adapters.activate_adapter(adapter.id)
+    except Exception as error:  # whatever it was, the id and the slot must not stay taken
+        logger.exception("adapter %s was not loaded", lora_request.lora_name)
+        manager.remove_adapter(lora_request.lora_int_id)
+        # memory and files may be there next time; anything else lies in the adapter itself
+        passing = isinstance(error, OSError | MemoryError) or "NotFound" in type(error).__name__
+        passing = passing or "OutOfMemory" in type(error).__name__
+        return f"{FAILED if passing else REFUSED}{error or type(error).__name__}"
+    return ""
+
+
+def targets(self: Any) -> list[str]:
+    """The modules that adapters may have on this model, without their ``_proj``, sorted."""
+    adapters = self.model_runner.lora_manager._adapter_manager
+    packed = adapters.packed_modules_mapping
+    wrapped = {name.rpartition(".")[2] for name in adapters.modules}
+    names = {part for name in wrapped for part in packed.get(name, (name,))}
+    return sorted(name.removesuffix(_SUFFIX) for name in names)
+
+
+def _check_layers(adapters: Any, adapter: Any) -> None:
+    """Raises ValueError for a layer that the model lacks: vLLM would ignore it and serve another function."""
+    known = set(adapters.modules).union(*adapters.packed_modules.values())
+    unknown = sorted(set(adapter.loras) - known)
+    if unknown and not _is_split_over_layers(adapters):
+        raise ValueError(f"the model has no {', '.join(unknown[:3])} ({len(unknown)} unknown layers)")
+
+
+def _is_split_over_layers(adapters: Any) -> bool:
+    from vllm.distributed import get_pp_group
+
+    return bool(get_pp_group().world_size > 1)
+
+
+def _check_shapes(adapters: Any, adapter: Any) -> None:
+    """Raises ValueError where a matrix is smaller than its slot: vLLM would pad it with zeros and serve that.
+
+    Only where modules are not split between workers; the revision's fit was checked against the base before.
+    """
+    from vllm.lora.layers import BaseLayerWithLoRA
+    from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+
+    module: BaseLayerWithLoRA
+    for name, module in adapters.modules.items():
+        weights = adapters._get_lora_layer_weights(adapter, name)
+        if weights is None or not isinstance(module, BaseLinearLayerWithLoRA) or module.tp_size > 1:
+            continue
+        for kind, given, axis in (("A", weights.lora_a, -1), ("B", weights.lora_b, -2)):
+            slots = module.lora_a_stacked if kind == "A" else module.lora_b_stacked
+            parts = given if isinstance(given, list) else [given]
+            if len(parts) != len(slots):
+                continue
+            for part, slot in zip(parts, slots, strict=True):
+                if part is not None and part.shape[axis] != slot.shape[axis]:
+                    raise ValueError(f"{kind} of {name} has {part.shape[axis]} where the model has {slot.shape[axis]}")
