@@ -43,7 +43,8 @@ def connecting_socket(
 class BoundSocket:
     """A socket bound to an endpoint, with all that this takes.
 
-    With keys it lives in a ZeroMQ context of its own, because who may connect is decided by context.
+    It lives in a ZeroMQ context of its own: who may connect is decided by context, and ending the context waits until
+    the endpoint is free again, so that a successor finds neither the port taken nor its socket file unlinked.
     Raises InvalidRequest for an endpoint that is in use, too long or not ZeroMQ's, and for keys that are none.
     """
 
@@ -59,15 +60,15 @@ class BoundSocket:
     ) -> None:
         self._claim: int | None = None
         self._authenticator: Authenticator | None = None
-        self._own_context: zmq.Context[Socket] | None = zmq.Context() if curve is not None else None
-        self.socket: Socket = (self._own_context or zmq.Context.instance()).socket(kind)
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self.socket: Socket = self._context.socket(kind)
         try:
             _limit(self.socket, hwm, max_bytes)
             if kind == zmq.ROUTER:
                 # an answer for a peer that is gone or does not read is an error that we count, not silence
                 self.socket.router_mandatory = True
-            if self._own_context is not None and curve is not None:
-                self._authenticator = Authenticator(self._own_context, curve.peers, drops)
+            if curve is not None:
+                self._authenticator = Authenticator(self._context, curve.peers, drops)
                 secure_server(self.socket, curve)
             self._bind(endpoint)
         except BaseException:
@@ -80,9 +81,7 @@ class BoundSocket:
         if self._authenticator is not None:
             self._authenticator.close()
             self._authenticator = None
-        if self._own_context is not None:
-            self._own_context.term()
-            self._own_context = None
+        self._context.term()
         if self._claim is not None:
             os.close(self._claim)
             self._claim = None

@@ -17,7 +17,7 @@ from .reactor import Reactor
 _log = logging.getLogger(__name__)
 
 # libzmq gives a connection up for good after a refused key or an oversized message; dialling anew is up to us
-_REDIAL_S = 2.0
+_REDIAL_S = 3.0
 _FAILED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
 _EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | _FAILED
 
@@ -40,20 +40,28 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self.up = False
         self.down_since = self._loop.time()
-        monitor = socket.get_monitor_socket(int(_EVENTS))
-        self._reactor = Reactor(monitor, self._on_event)
+        self._monitor: Socket = socket.get_monitor_socket(int(_EVENTS))
+        self._reactor = Reactor(self._monitor, self._on_event)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
-            self._reactor.close()
-            socket.disable_monitor()
+            self._stop_monitor()
             raise InvalidRequest(f"cannot connect to {endpoint}: {error}", field="endpoint") from None
         self._redial_timer = self._loop.call_later(_REDIAL_S, self._redial)
 
+    def look(self) -> None:
+        """Take notice of changes that the loop has not come to yet."""
+        self._reactor.drain()
+
     def close(self) -> None:
+        self.up = False
         self._redial_timer.cancel()
+        self._stop_monitor()
+
+    def _stop_monitor(self) -> None:
         self._reactor.close()
         self._socket.disable_monitor()
+        self._monitor.close(linger=0)
 
     def _on_event(self, frames: list[bytes]) -> None:
         event = parse_monitor_message(frames)["event"]

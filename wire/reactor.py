@@ -14,7 +14,7 @@ import zmq
 
 _WATCHDOG_S = 0.1
 # messages handled before the loop's other work gets a turn
-_BATCH = 256
+_BATCH = 64
 # ours have one or two, those of ZAP seven; a peer that sends more is not made welcome with memory
 _MAX_FRAMES = 8
 

@@ -125,15 +125,19 @@ class Requester(Generic[Ask, Answer]):
             self._link.close()
             self._reactor.close()
             self._socket.close(linger=0)
-            self._link.up = False
+            # wakes whoever waits for the peer, to be told the same
+            self._came_up.set()
             self._fail_all("the requester was closed")
 
     def _put(self, frame: bytes) -> None:
         try:
             self._reactor.send(frame)
         except zmq.Again:
-            self.dropped.note(Drop.QUEUE_FULL)
-            raise self._gone(f"the queue to {self.endpoint} is full") from None
+            # a peer that has just gone looks the same as a full queue
+            self._link.look()
+            reason = Drop.QUEUE_FULL if self._link.up else Drop.PEER_GONE
+            self.dropped.note(reason)
+            raise self._gone(f"cannot send to {self.endpoint}: {reason}") from None
 
     async def _wait_for_peer(self, deadline: float) -> None:
         patient_until = self._link.down_since + self._patience_s

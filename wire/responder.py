@@ -118,6 +118,9 @@ class Responder(Generic[Ask, Answer]):
         except MalformedMessage as error:
             self.dropped.note(error.reason, error)
             return
+        if number != ONE_WAY and remaining_s == 0.0:
+            self.dropped.note(Drop.EXPIRED, f"ask {number}")
+            return
         deadline = math.inf if number == ONE_WAY else self._loop.time() + remaining_s
         reply: Reply[Answer] = Reply(self, peer, number, deadline)
         try:
