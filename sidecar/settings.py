@@ -9,7 +9,12 @@ from catalog.settings import CurveSettings
 
 
 class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes in bytes, times in seconds. ``run_dir`` holds what outlives the sidecar (engine records, adapter folders)."""
+    """Sizes in bytes, times in seconds. ``run_dir`` holds what outlives the sidecar (engine records, adapter folders).
+
+    A load that found no slot or no room for ``slot_age_bound_s`` may take them from residents: a slot gets no new
+    leases until it is free. An adapter whose lease was lost (its gateway fell silent) stays ``lost_lease_hold_s`` more
+    in an engine that cannot tell whether it is still in use.
+    """
 
     node: str
     endpoint: str
@@ -27,5 +32,7 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     negative_max_s: float = 300.0
     gateway_silence_s: float = 15.0
     full_state_every_s: float = 10.0
+    slot_age_bound_s: float = 5.0
+    lost_lease_hold_s: float = 60.0
     registrar_feed: str = ""
     curve: CurveSettings | None = None

@@ -29,7 +29,7 @@ class Acquire(NodeMessage, frozen=True, kw_only=True):
     """Ask for a lease. An empty ``digest`` asks for the base itself, which never waits behind a cold load.
 
     ``lease`` is chosen by the gateway, unique within ``gateway``; the same lease asked twice is one lease.
-    ``ttl_s`` bounds how long the lease lives without a release or a sign of life of its gateway.
+    ``ttl_s`` bounds how long the lease lives without a release; asking for it again renews it.
     The wire's own request deadline says how long the asker will wait.
     """
 
@@ -80,7 +80,8 @@ class Release(NodeMessage, frozen=True, kw_only=True):
 class GatewayAlive(NodeMessage, frozen=True, kw_only=True):
     """One-way, every few seconds: leases of a gateway that falls silent are dropped after a grace period.
 
-    ``instance`` changes when the gateway restarts, so that the leases of its former life can go at once.
+    ``instance`` changes when the gateway restarts, so that the leases of its former life can go at once: it is sent
+    before the first Acquire.
     """
 
     gateway: str
@@ -117,8 +118,9 @@ class EngineReport(msgspec.Struct, frozen=True, omit_defaults=True):
 class NodeReport(NodeMessage, frozen=True, kw_only=True):
     """Full state of a node: what ``AskState`` answers, and what goes out now and then on the feed.
 
-    ``fetches``, ``installs`` and ``rejected`` count since the sidecar started: bytes fetched into the arena, installs
-    that an engine confirmed, and acquires refused because a bound was reached.
+    ``number`` is the newest of the feed when it was taken: it holds all that messages up to that number tell.
+    ``fetches``, ``installs`` and ``rejected`` count since the sidecar started: revisions fetched into the arena,
+    installs that an engine confirmed, and acquires refused because a bound was reached.
     """
 
     node: str
@@ -135,6 +137,7 @@ class NodeReport(NodeMessage, frozen=True, kw_only=True):
     fetches: int = 0
     installs: int = 0
     rejected: int = 0
+    number: int = 0
 
 
 class NodeDelta(NodeMessage, frozen=True, kw_only=True):

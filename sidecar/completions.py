@@ -1,0 +1,190 @@
+"""What follows when a fetch or an engine call ends, well, badly, or nobody knows how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from backends.interface import Removal
+from wire.outcomes import Outcome
+
+from .admission import Load, Stage
+from .calls import EngineCalls
+from .events import (
+    FetchDone,
+    FetchFailed,
+    InstallBroke,
+    InstallDone,
+    InstalledRead,
+    InstallRejected,
+    InstallUnsure,
+    OperationEnded,
+    RemoveDone,
+    RemoveUnsure,
+)
+from .loads import Loads
+from .slots import Call, Engine, Slot, SlotState
+from .state import NodeState
+
+
+class Completions:
+    """Moves slots and loads on when what they waited for has ended."""
+
+    def __init__(self, state: NodeState, calls: EngineCalls, loads: Loads) -> None:
+        self._state = state
+        self._calls = calls
+        self._loads = loads
+        self._by_event: dict[type[OperationEnded], Callable[[Engine, Call, Any, float], None]] = {
+            InstallDone: self._install_done,
+            InstallRejected: self._install_rejected,
+            InstallBroke: self._install_broke,
+            InstallUnsure: self._install_unsure,
+            RemoveDone: self._remove_done,
+            RemoveUnsure: self._remove_unsure,
+            InstalledRead: self._installed_read,
+        }
+
+    # fetches
+
+    def fetch_done(self, event: FetchDone, now: float) -> None:
+        entry = self._state.cache.get(event.digest)
+        if entry is None or entry.extent.generation != event.generation:
+            raise RuntimeError(f"a fetch into extent {event.generation} ended, but the extent is not {event.digest}'s")
+        self._state.cache.completed(event.digest, now)
+        self._state.counts["fetched"] += 1
+        self._state.digest_changed(event.digest)
+        for load in self._of_digest(event.digest, Stage.FETCHING):
+            self._loads.seat(load, now)
+
+    def fetch_failed(self, event: FetchFailed, now: float) -> None:
+        self._state.cache.discard(event.digest)
+        self._remember(event.digest, event.message, now)
+        for load in self._of_digest(event.digest, Stage.FETCHING, Stage.WAITING):
+            self._loads.fail(load, now, event.outcome, event.message, elsewhere=event.outcome is not Outcome.UNFIT)
+
+    # engine calls
+
+    def call_ended(self, event: OperationEnded, now: float) -> None:
+        engine = self._state.engines[event.engine]
+        call = self._calls.ended(engine, event.op)
+        if call is not None:
+            self._by_event[type(event)](engine, call, event, now)
+
+    def _install_done(self, engine: Engine, call: Call, event: InstallDone, now: float) -> None:
+        self._state.failures.forgive(call.digest)
+        self._state.counts["installed"] += 1
+        self._loads.serve(engine, engine.slots[call.adapter], now)
+
+    def _install_rejected(self, engine: Engine, call: Call, event: InstallRejected, now: float) -> None:
+        if engine.limits is not None:
+            self._state.unfit.remember(call.digest, engine.limits, event.message)
+        load = self._vacate(engine, call)
+        if load is None:
+            return
+        others = [other for other in self._state.by_base[engine.base] if other.ready]
+        if all(self._state.misfit(other, load.digest, load.rank) for other in others):
+            self._loads.fail(load, now, Outcome.UNFIT, event.message)
+        else:
+            self._loads.bounce(load, now)
+
+    def _install_broke(self, engine: Engine, call: Call, event: InstallBroke, now: float) -> None:
+        self._remember(call.digest, event.message, now)
+        load = self._vacate(engine, call)
+        if load is not None:
+            self._loads.fail(load, now, Outcome.ENGINE_FAILED, event.message, elsewhere=True)
+
+    def _install_unsure(self, engine: Engine, call: Call, event: InstallUnsure, now: float) -> None:
+        """The slot stays taken and the bytes stay pinned until the engine tells; the waiters need not wait for that."""
+        slot = engine.slots[call.adapter]
+        slot.unsure = True
+        self._state.hold(slot, now)
+        self._state.cache.pin(call.digest, ("unsure", engine.name, call.adapter))
+        load = self._installing(engine, call.adapter)
+        if load is not None:
+            self._loads.fail(load, now, Outcome.ENGINE_FAILED, event.message, elsewhere=True)
+
+    def _remove_done(self, engine: Engine, call: Call, event: RemoveDone, now: float) -> None:
+        slot = engine.slots[call.adapter]
+        load = self._clearing(engine, call.adapter)
+        if event.removal is Removal.BUSY:
+            self._state.counts["removals_busy"] += 1
+            self._state.hold(slot, now)
+            self._loads.serve(engine, slot, now)
+            if load is not None:
+                self._loads.seat(load, now)
+            return
+        del engine.slots[call.adapter]
+        self._state.counts["evictions"] += 1
+        self._state.slot_changed(engine, call.digest)
+        if load is not None:
+            self._loads.occupy(load, engine, now)
+
+    def _remove_unsure(self, engine: Engine, call: Call, event: RemoveUnsure, now: float) -> None:
+        """Asked again until the engine tells: it takes no leases meanwhile, so that nobody is sent to a gap."""
+        slot = engine.slots[call.adapter]
+        slot.unsure = True
+        self._state.hold(slot, now)
+        load = self._clearing(engine, call.adapter)
+        if load is not None:
+            self._loads.bounce(load, now)
+
+    # calls that nobody knows the end of
+
+    def retry_unsure(self, now: float) -> None:
+        """Ask engines again about what they left open."""
+        for engine in self._state.engines.values():
+            if engine.call is not None:
+                continue
+            overdue = [slot for slot in engine.slots.values() if slot.unsure and slot.hold_until <= now]
+            for slot in overdue:
+                self._state.hold(slot, now)
+                if slot.state is SlotState.REMOVING:
+                    self._calls.remove(engine, slot)
+            if any(slot.state is SlotState.INSTALLING for slot in overdue):
+                self._calls.read(engine)
+
+    def _installed_read(self, engine: Engine, call: Call, event: InstalledRead, now: float) -> None:
+        if event.names is None:
+            return
+        for slot in list(engine.slots.values()):
+            if not slot.unsure or slot.state is not SlotState.INSTALLING:
+                continue
+            if slot.adapter in event.names:
+                self._certain(engine, slot)
+                self._loads.serve(engine, slot, now)
+            else:
+                # what was sent may still arrive, so the slot can't be given to another; the same name holds the
+                # same bytes, so sending it again is safe, and its answer settles the matter
+                self._certain(engine, slot)
+                self._calls.install(engine, slot)
+
+    def _certain(self, engine: Engine, slot: Slot) -> None:
+        slot.unsure = False
+        self._state.cache.unpin(slot.digest, ("unsure", engine.name, slot.adapter))
+
+    # helpers
+
+    def _vacate(self, engine: Engine, call: Call) -> Load | None:
+        """An install did not happen: its slot is free; returns the load that it was for, if any."""
+        load = self._installing(engine, call.adapter)
+        del engine.slots[call.adapter]
+        self._state.slot_changed(engine, call.digest)
+        return load
+
+    def _installing(self, engine: Engine, adapter: str) -> Load | None:
+        load = self._state.queue.get((engine.base, adapter))
+        return load if load and load.stage is Stage.INSTALLING and load.engine == engine.name else None
+
+    def _clearing(self, engine: Engine, victim: str) -> Load | None:
+        for load in self._state.queue:
+            if load.stage is Stage.CLEARING and load.engine == engine.name and load.victim == victim:
+                return load
+        return None
+
+    def _of_digest(self, digest: str, *stages: Stage) -> list[Load]:
+        return [load for load in self._state.queue if load.digest == digest and load.stage in stages]
+
+    def _remember(self, digest: str, message: str, now: float) -> None:
+        self._state.failures.remember(digest, message, now)
+        self._state.counts["load_failures"] += 1
+        self._state.digest_changed(digest)

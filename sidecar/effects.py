@@ -1,0 +1,63 @@
+"""What the state machine wants done. Whoever performs an effect reports its end as an event."""
+
+from __future__ import annotations
+
+import msgspec
+
+from wire.node import Granted, Refused
+
+from .extents import Extent
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all effects."""
+
+
+class Answer(Effect, frozen=True, kw_only=True):
+    """The one answer to the Asked event that carried ``ask``."""
+
+    ask: int
+    answer: Granted | Refused
+
+
+class StartFetch(Effect, frozen=True, kw_only=True):
+    """Bring the bytes of ``digest`` into ``extent`` and verify them. Ends as FetchDone or FetchFailed."""
+
+    digest: str
+    extent: Extent
+
+
+class ClearExtent(Effect, frozen=True, kw_only=True):
+    """``extent`` was evicted: mark it invalid in the segment before anything else is written there."""
+
+    digest: str
+    extent: Extent
+
+
+class EngineCall(Effect, frozen=True, kw_only=True):
+    """Base of engine calls; an engine has at most one under way. Ends as an OperationEnded with the same ``op``."""
+
+    engine: str
+    op: int
+
+
+class StartInstall(EngineCall, frozen=True, kw_only=True):
+    """Ends as InstallDone, InstallRejected, InstallBroke or InstallUnsure."""
+
+    adapter: str
+    digest: str
+    rank: int
+    extent: Extent
+
+
+class StartRemove(EngineCall, frozen=True, kw_only=True):
+    """Ends as RemoveDone or RemoveUnsure."""
+
+    adapter: str
+
+
+class ReadInstalled(EngineCall, frozen=True, kw_only=True):
+    """Ends as InstalledRead."""
+
+
+AnyEffect = Answer | StartFetch | ClearExtent | StartInstall | StartRemove | ReadInstalled

@@ -1,0 +1,145 @@
+"""What happens to a node: everything that the state machine can be told. Times are the caller's monotonic seconds."""
+
+from __future__ import annotations
+
+import msgspec
+
+from backends.interface import EngineLimits, Health, Removal
+from wire.node import Acquire
+from wire.outcomes import Outcome
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all events."""
+
+
+class Asked(Event, frozen=True, kw_only=True):
+    """A gateway asks for a lease. ``ask`` is the caller's handle: exactly one Answer effect will carry it."""
+
+    ask: int
+    request: Acquire
+    deadline: float
+
+
+class Released(Event, frozen=True, kw_only=True):
+    """A gateway gives leases back, granted or still waited for."""
+
+    gateway: str
+    leases: tuple[int, ...]
+
+
+class GatewayHeard(Event, frozen=True, kw_only=True):
+    """A sign of life. Another ``instance`` than before means that the gateway restarted."""
+
+    gateway: str
+    instance: str
+
+
+class PrefetchHinted(Event, frozen=True, kw_only=True):
+    """Somebody expects ``digest`` to be asked for soon."""
+
+    digest: str
+    size: int
+
+
+class FetchDone(Event, frozen=True, kw_only=True):
+    """The extent of ``generation`` holds the verified bytes of ``digest``."""
+
+    digest: str
+    generation: int
+
+
+class FetchFailed(Event, frozen=True, kw_only=True):
+    """Nobody writes to the extent any more, and its bytes are worth nothing."""
+
+    digest: str
+    generation: int
+    outcome: Outcome
+    message: str
+
+
+class EngineUp(Event, frozen=True, kw_only=True):
+    """An engine answers, started or adopted. ``installed`` was read from it, not remembered."""
+
+    engine: str
+    limits: EngineLimits
+    installed: frozenset[str]
+    host: str
+    port: int
+
+
+class EngineDown(Event, frozen=True, kw_only=True):
+    """An engine answers no more: its slots are empty and its leases void. ``health`` is DEAD or STARTING."""
+
+    engine: str
+    health: Health
+    detail: str
+
+
+class OperationEnded(Event, frozen=True, kw_only=True):
+    """Base of the ends of engine calls. ``op`` is the number that the effect carried."""
+
+    engine: str
+    op: int
+
+
+class InstallDone(OperationEnded, frozen=True, kw_only=True):
+    pass
+
+
+class InstallRejected(OperationEnded, frozen=True, kw_only=True):
+    """The engine can't run this adapter; trying again will not help."""
+
+    message: str
+
+
+class InstallBroke(OperationEnded, frozen=True, kw_only=True):
+    """The install did not happen; trying again may help."""
+
+    message: str
+
+
+class InstallUnsure(OperationEnded, frozen=True, kw_only=True):
+    """The engine did not answer: the install may have happened, or may still happen."""
+
+    message: str
+
+
+class RemoveDone(OperationEnded, frozen=True, kw_only=True):
+    removal: Removal
+
+
+class RemoveUnsure(OperationEnded, frozen=True, kw_only=True):
+    """The engine did not answer: the removal may have happened, or may still happen."""
+
+    message: str
+
+
+class InstalledRead(OperationEnded, frozen=True, kw_only=True):
+    """What the engine says it has; None where it did not answer."""
+
+    names: frozenset[str] | None
+
+
+class Tick(Event, frozen=True, kw_only=True):
+    """Time passed. Due several times a second: deadlines, expiries and retries happen on ticks."""
+
+
+AnyEvent = (
+    Asked
+    | Released
+    | GatewayHeard
+    | PrefetchHinted
+    | FetchDone
+    | FetchFailed
+    | EngineUp
+    | EngineDown
+    | InstallDone
+    | InstallRejected
+    | InstallBroke
+    | InstallUnsure
+    | RemoveDone
+    | RemoveUnsure
+    | InstalledRead
+    | Tick
+)

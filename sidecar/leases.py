@@ -1,0 +1,131 @@
+"""Who uses what: the leases that gateways hold, counted exactly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from .timers import Timers
+
+LeaseKey = tuple[str, int]
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """One request's use of an engine; ``adapter`` and ``digest`` are empty for the base itself."""
+
+    gateway: str
+    lease: int
+    engine: str
+    adapter: str
+    digest: str
+
+    @property
+    def key(self) -> LeaseKey:
+        return self.gateway, self.lease
+
+
+class _Gateway:
+    __slots__ = ("heard_at", "instance", "leases")
+
+    def __init__(self, heard_at: float) -> None:
+        self.instance = ""
+        self.heard_at = heard_at
+        self.leases: set[int] = set()
+
+
+class LeaseTable:
+    """All leases by gateway, engine and digest. Whatever ends leases returns them, each exactly once."""
+
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._leases: dict[LeaseKey, Lease] = {}
+        self._gateways: dict[str, _Gateway] = {}
+        self._by_engine: dict[str, set[LeaseKey]] = {}
+        self._by_digest: Counter[str] = Counter()
+        self._expiries: Timers[LeaseKey] = Timers()
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases.values())
+
+    def get(self, key: LeaseKey) -> Lease | None:
+        return self._leases.get(key)
+
+    def uses(self, digest: str) -> bool:
+        """Whether any lease, on any engine, is for ``digest``."""
+        return digest in self._by_digest
+
+    def add(self, lease: Lease, expires: float, now: float) -> None:
+        """Count a new lease. Raises KeyError if its key is in use."""
+        if lease.key in self._leases:
+            raise KeyError(lease.key)
+        self._leases[lease.key] = lease
+        self.heard(lease.gateway, now).leases.add(lease.lease)
+        self._by_engine.setdefault(lease.engine, set()).add(lease.key)
+        if lease.digest:
+            self._by_digest[lease.digest] += 1
+        self._expiries.set(lease.key, expires)
+
+    def renew(self, key: LeaseKey, expires: float) -> None:
+        """The same lease was asked again: it lives at least until ``expires``."""
+        self._expiries.set(key, expires)
+
+    def drop(self, key: LeaseKey) -> Lease | None:
+        """End one lease; None where there is none of that key."""
+        lease = self._leases.pop(key, None)
+        if lease is None:
+            return None
+        self._gateways[lease.gateway].leases.discard(lease.lease)
+        self._by_engine[lease.engine].discard(key)
+        if lease.digest:
+            self._by_digest[lease.digest] -= 1
+            if not self._by_digest[lease.digest]:
+                del self._by_digest[lease.digest]
+        self._expiries.cancel(key)
+        return lease
+
+    def heard(self, gateway: str, now: float) -> _Gateway:
+        """Any message of a gateway is a sign of life."""
+        known = self._gateways.get(gateway)
+        if known is None:
+            known = self._gateways[gateway] = _Gateway(now)
+        known.heard_at = now
+        return known
+
+    def announced(self, gateway: str, instance: str, now: float) -> bool:
+        """Note a gateway's instance. True where it is another one than before: what the former held is void."""
+        known = self.heard(gateway, now)
+        changed = known.instance not in ("", instance)
+        known.instance = instance
+        return changed
+
+    def drop_gateway(self, gateway: str) -> list[Lease]:
+        known = self._gateways.get(gateway)
+        return self._drop_all([(gateway, lease) for lease in known.leases]) if known else []
+
+    def drop_engine(self, engine: str) -> list[Lease]:
+        return self._drop_all(list(self._by_engine.get(engine, ())))
+
+    def drop_silent(self, now: float) -> list[Lease]:
+        """End the leases of gateways unheard of for longer than the bound, and forget those gateways."""
+        ended: list[Lease] = []
+        for name, gateway in list(self._gateways.items()):
+            if now - gateway.heard_at > self._silence_s:
+                ended += self.drop_gateway(name)
+                del self._gateways[name]
+        return ended
+
+    def drop_expired(self, now: float) -> list[Lease]:
+        return self._drop_all(self._expiries.due(now))
+
+    def excuse(self, seconds: float) -> None:
+        """We were not listening for ``seconds``: that time is nobody's silence."""
+        for gateway in self._gateways.values():
+            gateway.heard_at += seconds
+
+    def _drop_all(self, keys: Iterable[LeaseKey]) -> list[Lease]:
+        return [lease for key in keys if (lease := self.drop(key)) is not None]

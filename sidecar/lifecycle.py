@@ -1,0 +1,89 @@
+"""Engines that come and go: what their slots, leases and loads become."""
+
+from __future__ import annotations
+
+from catalog.names import split_adapter_name
+from wire.outcomes import Outcome
+
+from .admission import Load, Stage
+from .calls import EngineCalls
+from .events import EngineDown, EngineUp
+from .loads import Loads
+from .slots import Call, CallKind, Engine, Slot, SlotState
+from .state import NodeState
+from .waiters import WaitingRoom
+
+
+class Lifecycle:
+    def __init__(self, state: NodeState, calls: EngineCalls, loads: Loads, waiters: WaitingRoom) -> None:
+        self._state = state
+        self._calls = calls
+        self._loads = loads
+        self._waiters = waiters
+
+    def engine_up(self, event: EngineUp, now: float) -> None:
+        """Take the engine as it is: adapters that are ours by name serve, others only occupy their slots."""
+        engine = self._state.engines[event.engine]
+        engine.ready_with(event.limits, event.host, event.port)
+        for name in sorted(event.installed):
+            ours = split_adapter_name(name)
+            if ours is None:
+                engine.foreign += 1
+                continue
+            slot = engine.slots[name] = Slot(name, ours[1], 0, SlotState.SERVING, used_at=now)
+            self._loads.serve(engine, slot, now)
+        lost, engine.lost = engine.lost, []
+        for slot in lost[: engine.free_slots]:
+            entry = self._state.cache.get(slot.digest)
+            if entry is not None and entry.ready and slot.adapter not in engine.slots:
+                self._loads.restore(engine, slot.adapter, slot.digest, entry.extent.length, slot.rank)
+        self._state.changes.engines.add(engine.name)
+
+    def engine_down(self, event: EngineDown, now: float) -> None:
+        """Its slots are empty and its leases void. Loads wait for another engine of the base, if one is ready."""
+        engine = self._state.engines[event.engine]
+        was_ready = engine.ready
+        under_way = self._calls.abandon(engine)
+        void = self._state.leases.drop_engine(engine.name)
+        self._state.counts["leases_void"] += len(void)
+        self._state.end_leases(void, now, lost=False)
+        self._empty(engine)
+        engine.down(event.health, event.detail)
+        self._state.changes.engines.add(engine.name)
+        if not was_ready:
+            return
+        self._state.counts["engine_deaths"] += 1
+        for load in list(self._state.queue):
+            if load.engine == engine.name:
+                self._lost_its_engine(load, under_way, event.detail, now)
+        if not any(other.ready for other in self._state.by_base[engine.base]):
+            self._refuse_all(engine, event.detail, now)
+
+    def _empty(self, engine: Engine) -> None:
+        for slot in engine.slots.values():
+            self._state.cache.unpin(slot.digest, ("unsure", engine.name, slot.adapter))
+            self._state.digest_changed(slot.digest)
+
+    def _lost_its_engine(self, load: Load, under_way: Call | None, detail: str, now: float) -> None:
+        """A load that only counted on the engine goes on. One whose install was under way may be what killed it."""
+        if load.stage is Stage.FETCHING:
+            load.engine = ""
+            return
+        suspect = under_way is not None and under_way.kind is CallKind.INSTALL and under_way.adapter == load.adapter
+        if load.stage is Stage.INSTALLING and suspect:
+            message = f"the engine died during the install: {detail}"
+            self._state.failures.remember(load.digest, message, now)
+            self._state.digest_changed(load.digest)
+            self._loads.fail(load, now, Outcome.ENGINE_FAILED, message)
+        else:
+            self._loads.bounce(load, now)
+
+    def _refuse_all(self, engine: Engine, detail: str, now: float) -> None:
+        for load in [load for load in self._state.queue if load.base == engine.base]:
+            self._waiters.refuse(
+                load,
+                Outcome.NO_HEALTHY_NODE,
+                f"engine {engine.name} died while this waited: {detail}",
+                elsewhere=True,
+            )
+            self._loads.give_up_unwanted(load, now)

@@ -1,0 +1,196 @@
+"""The node's state machine: events in, effects out. No sockets, no files, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from catalog.names import adapter_name, split_adapter_name
+from wire.node import Acquire
+from wire.outcomes import Outcome
+
+from .cache import CachePolicy, Lru
+from .calls import EngineCalls
+from .completions import Completions
+from .effects import AnyEffect
+from .events import (
+    AnyEvent,
+    Asked,
+    EngineDown,
+    EngineUp,
+    FetchDone,
+    FetchFailed,
+    GatewayHeard,
+    OperationEnded,
+    PrefetchHinted,
+    Released,
+    Tick,
+)
+from .lifecycle import Lifecycle
+from .loads import Loads
+from .settings import SidecarSettings
+from .slots import Engine, least_loaded
+from .state import NodeState
+from .waiters import WaitingRoom
+
+# ticks are far closer together than this: a longer pause means that we were stopped, and heard nobody
+_STALL_S = 1.0
+
+
+class Machine:
+    """One node. ``handle`` is called with every event in the order of happening, and with the time of it."""
+
+    def __init__(self, settings: SidecarSettings, policy: CachePolicy | None = None) -> None:
+        self.state = NodeState(settings, policy or Lru())
+        self.waiters = WaitingRoom(self.state)
+        self._calls = EngineCalls(self.state)
+        self._loads = Loads(self.state, self._calls, self.waiters)
+        self._completions = Completions(self.state, self._calls, self._loads)
+        self._lifecycle = Lifecycle(self.state, self._calls, self._loads, self.waiters)
+        self._ticked: float | None = None
+        self._handlers: dict[type, Callable[[Any, float], None]] = {
+            Asked: self._asked,
+            Released: self._released,
+            GatewayHeard: self._gateway_heard,
+            PrefetchHinted: self._prefetch_hinted,
+            FetchDone: self._then_pump(self._completions.fetch_done),
+            FetchFailed: self._then_pump(self._completions.fetch_failed),
+            EngineUp: self._then_pump(self._lifecycle.engine_up),
+            EngineDown: self._then_pump(self._lifecycle.engine_down),
+            Tick: self._then_pump(self._tick),
+        }
+        call_ended = self._then_pump(self._completions.call_ended)
+        self._handlers.update(dict.fromkeys(OperationEnded.__subclasses__(), call_ended))
+
+    def handle(self, event: AnyEvent, now: float) -> list[AnyEffect]:
+        """Apply one event; what it wants done, in order."""
+        self._handlers[type(event)](event, now)
+        effects, self.state.effects = self.state.effects, []
+        return effects
+
+    def _then_pump(self, handler: Callable[[Any, float], None]) -> Callable[[Any, float], None]:
+        def handle(event: Any, now: float) -> None:
+            handler(event, now)
+            self._loads.pump(now)
+
+        return handle
+
+    # leases
+
+    def _asked(self, event: Asked, now: float) -> None:
+        request = event.request
+        key = request.gateway, request.lease
+        adapter = adapter_name(request.tenant, request.digest) if request.digest else ""
+        if self._asked_before(event, key, adapter, now):
+            return
+        engines = self.state.by_base.get(request.base)
+        engine = least_loaded(engines, adapter) if engines else None
+        if engine is not None:
+            self.state.grant((event.ask,), request, engine, now, waited=False)
+            return
+        self.state.leases.heard(request.gateway, now)
+        refusal = self._hopeless(request, adapter, engines or [], now)
+        if refusal is None and event.deadline <= now:
+            refusal = {"outcome": Outcome.DEADLINE, "message": "the deadline had passed when the ask came"}
+        if refusal is None:
+            self._loads.admit(event, adapter, now)
+        else:
+            self.state.refuse((event.ask,), request.lease, **refusal)
+
+    def _asked_before(self, event: Asked, key: tuple[str, int], adapter: str, now: float) -> bool:
+        """Answer an ask for a lease that exists or waits: it is that lease, or its number is wrongly used twice."""
+        request = event.request
+        lease = self.state.leases.get(key)
+        load = None if lease else self.waiters.load_of(key)
+        if lease is not None and lease.adapter == adapter and self.state.engines[lease.engine].base == request.base:
+            self.state.leases.renew(key, now + request.ttl_s)
+            self.state.repeat((event.ask,), lease)
+        elif load is not None and load.key == (request.base, adapter):
+            self.waiters.join(event, load)
+        elif lease is not None or load is not None:
+            message = f"lease {key[1]} of gateway {key[0]} is in use for another revision"
+            self.state.refuse((event.ask,), key[1], Outcome.INVALID_REQUEST, message, field="lease")
+        else:
+            return False
+        return True
+
+    def _hopeless(self, request: Acquire, adapter: str, engines: list[Engine], now: float) -> dict[str, Any] | None:
+        """Why a load would not help, as the arguments of a refusal; None where it may."""
+        node = self.state.settings.node
+        if not engines:
+            message = f"base {request.base} is not deployed on node {node}"
+            return {"outcome": Outcome.BASE_NOT_DEPLOYED, "message": message, "elsewhere": True}
+        ready = [engine for engine in engines if engine.ready]
+        if not ready:
+            message = f"no engine of base {request.base} is ready on node {node}: {engines[0].detail or 'it starts'}"
+            return {"outcome": Outcome.NO_HEALTHY_NODE, "message": message, "elsewhere": True}
+        if split_adapter_name(adapter) is None:
+            return {"outcome": Outcome.INVALID_REQUEST, "message": "the tenant or the digest is malformed"}
+        misfits = [self.state.misfit(engine, request.digest, request.rank) for engine in ready]
+        if all(misfits):
+            return {"outcome": Outcome.UNFIT, "message": misfits[0]}
+        failure = self.state.failures.blocked(request.digest, now)
+        if failure is not None:
+            message = f"failed {failure.times} time(s) in a row: {failure.message}"
+            return {"outcome": Outcome.KNOWN_BAD, "message": message, "retry_after_s": failure.until - now}
+        if request.size <= 0:
+            return {"outcome": Outcome.INVALID_REQUEST, "message": "size must be positive", "field": "size"}
+        if not self.state.cache.fits(request.size):
+            message = f"{request.size} bytes don't fit into the arena of node {node}"
+            return {"outcome": Outcome.STORAGE_FULL, "message": message, "elsewhere": True}
+        return None
+
+    def _released(self, event: Released, now: float) -> None:
+        self.state.leases.heard(event.gateway, now)
+        ended = []
+        for number in event.leases:
+            key = event.gateway, number
+            lease = self.state.leases.drop(key)
+            if lease is not None:
+                ended.append(lease)
+            elif not self._withdraw(key, "released before it was granted", now):
+                self.state.counts["releases_unknown"] += 1
+        if self.state.end_leases(ended, now, lost=False):
+            self._loads.pump(now)
+
+    def _withdraw(self, key: tuple[str, int], message: str, now: float, outcome: Outcome = Outcome.CLIENT_GONE) -> bool:
+        load = self.waiters.leave(key, outcome, message)
+        if load is None:
+            return False
+        self._loads.give_up_unwanted(load, now)
+        return True
+
+    def _gateway_heard(self, event: GatewayHeard, now: float) -> None:
+        if not self.state.leases.announced(event.gateway, event.instance, now):
+            return
+        self.state.counts["gateway_restarts"] += 1
+        for key in self.waiters.of_gateway(event.gateway):
+            self._withdraw(key, "its gateway restarted", now)
+        self.state.end_leases(self.state.leases.drop_gateway(event.gateway), now, lost=True)
+        self._loads.pump(now)
+
+    # hints and time
+
+    def _prefetch_hinted(self, event: PrefetchHinted, now: float) -> None:
+        """Only while no load runs or waits: a guess must not slow down what somebody asked for."""
+        known = self.state.cache.get(event.digest) is not None or event.digest in self.state.failures
+        idle = self.state.queue.in_flight == 0 and self.state.queue.queued == 0
+        if idle and not known and event.size > 0 and self.state.cache.fits(event.size):
+            self._loads.fetch(event.digest, event.size, now, spare_leased=True)
+
+    def _tick(self, event: Tick, now: float) -> None:
+        if self._ticked is not None and now - self._ticked > _STALL_S:
+            self.state.leases.excuse(now - self._ticked)
+        self._ticked = now
+        for key in self.waiters.overdue(now):
+            load = self.waiters.load_of(key)
+            stage = load.stage if load else ""
+            self._withdraw(key, f"the deadline passed while the load was {stage}", now, Outcome.DEADLINE)
+        expired = self.state.leases.drop_expired(now)
+        silent = self.state.leases.drop_silent(now)
+        self.state.counts["leases_expired"] += len(expired)
+        self.state.counts["leases_of_silent_gateways"] += len(silent)
+        self.state.end_leases(expired + silent, now, lost=True)
+        for digest in self.state.failures.forget_old(now):
+            self.state.digest_changed(digest)
+        self._completions.retry_unsure(now)

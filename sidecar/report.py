@@ -1,0 +1,89 @@
+"""The node as gateways see it: full state, and what changed since they were last told."""
+
+from __future__ import annotations
+
+from wire.node import EngineReport, NodeDelta, NodeReport, Residency
+from wire.outcomes import Outcome
+
+from .slots import Engine, SlotState
+from .state import Changes, NodeState
+
+_BY_SLOT = {
+    SlotState.SERVING: Residency.SERVING,
+    SlotState.INSTALLING: Residency.INSTALLING,
+    SlotState.DRAINING: Residency.DRAINING,
+    SlotState.REMOVING: Residency.DRAINING,
+}
+# the best of a revision's slots counts
+_RANKING = (Residency.SERVING, Residency.INSTALLING, Residency.DRAINING)
+
+
+def residencies(state: NodeState, digests: set[str] | None = None) -> dict[str, Residency]:
+    """Where each of ``digests`` stands; without ``digests`` all that are not absent."""
+    if digests is None:
+        digests = {slot.digest for engine in state.engines.values() for slot in engine.slots.values()}
+        digests.update(state.cache, state.failures)
+    in_slots: dict[str, set[Residency]] = {}
+    for engine in state.engines.values():
+        for slot in engine.slots.values():
+            if slot.digest in digests:
+                in_slots.setdefault(slot.digest, set()).add(_BY_SLOT[slot.state])
+    return {digest: _residency(state, digest, in_slots.get(digest, set())) for digest in digests}
+
+
+def _residency(state: NodeState, digest: str, in_slots: set[Residency]) -> Residency:
+    for residency in _RANKING:
+        if residency in in_slots:
+            return residency
+    entry = state.cache.get(digest)
+    if entry is not None:
+        return Residency.RESIDENT if entry.ready else Residency.FETCHING
+    return Residency.FAILED if digest in state.failures else Residency.ABSENT
+
+
+def engine_report(engine: Engine) -> EngineReport:
+    limits = engine.limits
+    return EngineReport(
+        engine=engine.name,
+        backend=engine.settings.backend,
+        base=engine.base,
+        fingerprint=engine.settings.fingerprint,
+        health=engine.health.value,
+        detail=engine.detail,
+        slots=limits.slots - engine.foreign if limits else 0,
+        max_rank=limits.max_rank if limits else 0,
+        targets=limits.targets if limits else (),
+        serving=tuple(name for name in engine.slots if engine.serving(name)),
+        outstanding=engine.outstanding,
+    )
+
+
+def full_report(state: NodeState, *, epoch: int, number: int) -> NodeReport:
+    return NodeReport(
+        node=state.settings.node,
+        endpoint=state.settings.endpoint,
+        epoch=epoch,
+        engines=tuple(engine_report(engine) for engine in state.engines.values()),
+        resident=residencies(state),
+        arena_bytes=state.cache.capacity,
+        arena_used=state.cache.used,
+        loads_in_flight=state.queue.in_flight,
+        loads_queued=state.queue.queued,
+        base_names=tuple(sorted(state.by_base)),
+        fetches=state.counts["fetched"],
+        installs=state.counts["installed"],
+        rejected=state.counts[f"refused_{Outcome.COLD_LOAD_BOUND}"],
+        number=number,
+    )
+
+
+def delta_report(state: NodeState, changes: Changes) -> NodeDelta:
+    """All that ``changes`` names, with the values of now: applying one twice, or late, ends in the same state."""
+    return NodeDelta(
+        node=state.settings.node,
+        residency=residencies(state, changes.digests) if changes.digests else {},
+        engines=tuple(engine_report(state.engines[name]) for name in sorted(changes.engines | changes.counts)),
+        arena_used=state.cache.used,
+        loads_in_flight=state.queue.in_flight,
+        loads_queued=state.queue.queued,
+    )

@@ -1,0 +1,148 @@
+"""The engines of a node and what is in their slots, as the sidecar knows them."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+
+import msgspec
+
+from backends.interface import EngineLimits, EngineSettings, Health
+
+# a slot whose engine said "busy", or whose lease was lost on an engine that can't say so, is left alone this long
+HOLD_S = 2.0
+
+
+class SlotState(enum.StrEnum):
+    """SERVING takes leases. DRAINING takes no new ones. REMOVING is on its way out, INSTALLING on its way in."""
+
+    INSTALLING = "installing"
+    SERVING = "serving"
+    DRAINING = "draining"
+    REMOVING = "removing"
+
+
+class Slot(msgspec.Struct):
+    """One adapter in one engine. ``unsure``: the engine has not confirmed the last call about it.
+
+    It is no victim before ``hold_until``.
+    """
+
+    adapter: str
+    digest: str
+    rank: int
+    state: SlotState
+    leases: int = 0
+    used_at: float = 0.0
+    hold_until: float = 0.0
+    unsure: bool = False
+
+    def evictable(self, now: float) -> bool:
+        idle = self.leases == 0 and self.state in (SlotState.SERVING, SlotState.DRAINING)
+        return idle and self.hold_until <= now
+
+
+class CallKind(enum.StrEnum):
+    INSTALL = "install"
+    REMOVE = "remove"
+    READ = "read"
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One call to an engine, queued or under way."""
+
+    op: int
+    kind: CallKind
+    adapter: str = ""
+    digest: str = ""
+
+
+class Engine:
+    """One engine: its health and limits, its slots by adapter name, and the calls that it gets one at a time."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.base = settings.base
+        self.health = Health.STARTING
+        self.detail = ""
+        self.limits: EngineLimits | None = None
+        self.host = ""
+        self.port = 0
+        self.outstanding = 0
+        self.slots: dict[str, Slot] = {}
+        # adapters in the engine that are not named the way we name them: not ours to touch
+        self.foreign = 0
+        self.call: Call | None = None
+        self.queued: deque[Call] = deque()
+        # adapters to bring back after a restart, the most recently used first
+        self.lost: list[Slot] = []
+
+    @property
+    def ready(self) -> bool:
+        return self.limits is not None
+
+    def ready_with(self, limits: EngineLimits, host: str, port: int) -> None:
+        self.health = Health.READY
+        self.detail = ""
+        self.limits = limits
+        self.host = host
+        self.port = port
+
+    def down(self, health: Health, detail: str) -> None:
+        """Nothing is in it any more; what served is remembered for its return."""
+        self.health = health
+        self.detail = detail
+        self.limits = None
+        if self.slots:
+            served = [slot for slot in self.slots.values() if slot.state is SlotState.SERVING]
+            self.lost = sorted(served, key=lambda slot: -slot.used_at)
+        self.slots = {}
+        self.foreign = 0
+
+    @property
+    def free_slots(self) -> int:
+        return max(0, self.limits.slots - self.foreign - len(self.slots)) if self.limits else 0
+
+    @property
+    def loadable(self) -> bool:
+        """Whether installs make sense now: an engine that left a call unanswered gets no new ones."""
+        return self.ready and not any(slot.unsure for slot in self.slots.values())
+
+    def misfit(self, rank: int) -> str | None:
+        """Why this engine can't run an adapter of ``rank``; None where it can. The engine must be ready."""
+        limits = self.limits
+        if limits is not None and rank > limits.max_rank:
+            return f"rank {rank} is above the maximum of engine {self.name}, {limits.max_rank}"
+        return None
+
+    def serving(self, adapter: str) -> Slot | None:
+        slot = self.slots.get(adapter)
+        return slot if slot is not None and slot.state is SlotState.SERVING else None
+
+    def room(self, now: float) -> int:
+        """How many more adapters could be brought in now: free slots, and those whose adapter may be evicted."""
+        return self.free_slots + sum(slot.evictable(now) for slot in self.slots.values())
+
+    def victim(self, now: float) -> Slot | None:
+        """The idle slot to give up: one that was drained for this purpose, else the least recently used."""
+        idle = [slot for slot in self.slots.values() if slot.evictable(now)]
+        return min(idle, key=lambda slot: (slot.state is SlotState.SERVING, slot.used_at), default=None)
+
+    def idle_most(self) -> Slot | None:
+        """The serving slot that will probably be idle first: the one with the fewest leases."""
+        serving = [slot for slot in self.slots.values() if slot.state is SlotState.SERVING and slot.leases]
+        return min(serving, key=lambda slot: (slot.leases, slot.used_at), default=None)
+
+
+def least_loaded(engines: list[Engine], adapter: str) -> Engine | None:
+    """The ready engine with the fewest outstanding leases among those that serve ``adapter`` ("": the base)."""
+    best: Engine | None = None
+    for engine in engines:
+        if (
+            engine.ready
+            and (not adapter or engine.serving(adapter) is not None)
+            and (best is None or engine.outstanding < best.outstanding)
+        ):
+            best = engine
+    return best

@@ -1,0 +1,141 @@
+"""What the parts of the state machine share: the node as it stands, and the effects of the event being handled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from catalog.names import adapter_name
+from wire.node import Acquire, Granted, Refused
+from wire.outcomes import Outcome
+
+from .admission import LoadQueue
+from .cache import ArenaCache, CachePolicy
+from .effects import Answer, AnyEffect
+from .leases import Lease, LeaseTable
+from .negative import NegativeCache, UnfitMemory
+from .settings import SidecarSettings
+from .slots import HOLD_S, Engine, Slot
+
+
+class Changes:
+    """What changed since the gateways were last told. ``counts`` are engines of which only the outstanding work did."""
+
+    def __init__(self) -> None:
+        self.digests: set[str] = set()
+        self.engines: set[str] = set()
+        self.counts: set[str] = set()
+        self.loads = False
+
+    def __bool__(self) -> bool:
+        return bool(self.digests or self.engines or self.loads)
+
+
+class NodeState:
+    """One node. Mutated by the machine's parts only, within one event at a time."""
+
+    def __init__(self, settings: SidecarSettings, policy: CachePolicy) -> None:
+        self.settings = settings
+        self.engines = {engine.name: Engine(engine) for engine in settings.engines}
+        self.by_base: dict[str, list[Engine]] = {}
+        for engine in self.engines.values():
+            self.by_base.setdefault(engine.base, []).append(engine)
+        self.cache = ArenaCache(settings.arena_bytes, policy)
+        self.leases = LeaseTable(settings.gateway_silence_s)
+        self.queue = LoadQueue(settings.loads_in_flight, settings.loads_queued)
+        self.failures = NegativeCache(settings.negative_first_s, settings.negative_max_s)
+        self.unfit = UnfitMemory()
+        self.changes = Changes()
+        self.counts: Counter[str] = Counter()
+        self.effects: list[AnyEffect] = []
+
+    def grant(self, asks: Iterable[int], request: Acquire, engine: Engine, now: float, *, waited: bool) -> None:
+        """Make the lease that ``request`` asks for on ``engine``, which serves it, and answer."""
+        adapter = request.digest and adapter_name(request.tenant, request.digest)
+        lease = Lease(request.gateway, request.lease, engine.name, adapter, request.digest)
+        self.leases.add(lease, now + request.ttl_s, now)
+        engine.outstanding += 1
+        self.changes.counts.add(engine.name)
+        if adapter:
+            slot = engine.slots[adapter]
+            slot.leases += 1
+            slot.used_at = now
+            slot.rank = slot.rank or request.rank
+            self.cache.touch(request.digest)
+        self.counts["granted_after_load" if waited else "granted"] += 1
+        self.repeat(asks, lease, waited=waited)
+
+    def repeat(self, asks: Iterable[int], lease: Lease, *, waited: bool = False) -> None:
+        """Tell where a lease that stands leads to."""
+        engine = self.engines[lease.engine]
+        served_base = engine.limits.served_base if engine.limits else engine.base
+        granted = Granted(
+            lease=lease.lease,
+            engine=engine.name,
+            host=engine.host,
+            port=engine.port,
+            adapter=lease.adapter or served_base,
+            waited=waited,
+        )
+        self.effects.extend(Answer(ask=ask, answer=granted) for ask in asks)
+
+    def refuse(
+        self,
+        asks: Iterable[int],
+        lease: int,
+        outcome: Outcome,
+        message: str,
+        *,
+        field: str | None = None,
+        retry_after_s: float | None = None,
+        elsewhere: bool = False,
+    ) -> None:
+        refused = Refused(
+            lease=lease,
+            outcome=outcome,
+            message=message,
+            field=field,
+            retry_after_s=retry_after_s,
+            elsewhere=elsewhere,
+        )
+        for ask in asks:
+            self.counts[f"refused_{outcome}"] += 1
+            self.effects.append(Answer(ask=ask, answer=refused))
+
+    def end_leases(self, ended: Iterable[Lease], now: float, *, lost: bool) -> list[Slot]:
+        """Take ended leases out of the engines' counts; returns the slots that became idle by it.
+
+        ``lost`` leases ended without a word of their gateway, so that a request may still be running.
+        """
+        idle = []
+        for lease in ended:
+            engine = self.engines[lease.engine]
+            engine.outstanding -= 1
+            self.changes.counts.add(engine.name)
+            slot = engine.slots.get(lease.adapter)
+            if slot is None:
+                continue
+            slot.leases -= 1
+            if lost and engine.limits is not None and not engine.limits.removes_for_real:
+                # this engine would not answer "busy", it would take the adapter away under the request
+                slot.hold_until = now + self.settings.lost_lease_hold_s
+            if slot.leases == 0:
+                idle.append(slot)
+        return idle
+
+    def misfit(self, engine: Engine, digest: str, rank: int) -> str | None:
+        """Why a ready ``engine`` can't run an adapter: its rank, or that the engine refused it before."""
+        if engine.limits is None:
+            return None
+        return engine.misfit(rank) or self.unfit.why(digest, engine.limits)
+
+    def hold(self, slot: Slot, now: float) -> None:
+        """Leave a slot alone for a while: its engine is not done with it."""
+        slot.hold_until = now + HOLD_S
+
+    def digest_changed(self, digest: str) -> None:
+        self.changes.digests.add(digest)
+
+    def slot_changed(self, engine: Engine, digest: str) -> None:
+        self.changes.digests.add(digest)
+        self.changes.engines.add(engine.name)
