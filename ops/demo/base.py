@@ -25,7 +25,7 @@ def make_base(folder: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(
             package, gguf_file=GGUF_FILE, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
         )
-    model = model.to(torch.bfloat16)
+    model.bfloat16()
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)
     shutil.rmtree(folder, ignore_errors=True)

@@ -7,12 +7,13 @@ enough for a model of this size, about half a minute an adapter on two cores.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -80,8 +81,9 @@ def make_batch(tokenizer: PreTrainedTokenizerBase, chats: list[tuple[str, str]])
     for question, answer in chats:
         asked = [{"role": "user", "content": question}]
         told = [*asked, {"role": "assistant", "content": answer}]
-        prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
-        rows.append((tokenizer.apply_chat_template(told, return_dict=False), len(prompt)))
+        prompt: Any = tokenizer.apply_chat_template(asked, add_generation_prompt=True)
+        whole: Any = tokenizer.apply_chat_template(told)
+        rows.append((whole["input_ids"], len(prompt["input_ids"])))
     longest = max(len(row) for row, _ in rows)
     tokens = torch.full((len(rows), longest), tokenizer.pad_token_id)
     labels = torch.full((len(rows), longest), IGNORED)
@@ -136,7 +138,7 @@ def main() -> None:
     os.environ["TQDM_DISABLE"] = "1"
     import transformers
 
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity(logging.ERROR)
     cache.root.mkdir(parents=True, exist_ok=True)
     if not cache.base.is_dir():
         with console.status(f"Making the base model ({base.NAME}, 135 million parameters)"):

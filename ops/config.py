@@ -1,0 +1,267 @@
+"""``roost.toml``: what a deployment is told, in layers: defaults, the file, the environment, flags.
+
+Every error names the field as a person would write it: ``node.engines[0].slots: expected int, got str``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_origin
+
+import msgspec
+
+from backends.interface import EngineSettings
+from catalog.names import check_base, check_part
+from wire.outcomes import InvalidRequest
+
+ENVIRONMENT_PREFIX = "ROOST_"
+NESTING = "__"
+DEFAULT_FILE = "roost.toml"
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of the tables of ``roost.toml``."""
+
+
+class RegistrarConfig(Section, frozen=True):
+    """Empty endpoints mean socket files in the state folder; ``tcp://`` ones get CURVE keys."""
+
+    endpoint: str = ""
+    feed_endpoint: str = ""
+    map_bytes: int = 1 << 34
+    batch_max: int = 512
+
+
+class GatewayConfig(Section, frozen=True):
+    """The front door. ``anonymous`` lets requests without a key in, on a loopback address only."""
+
+    name: str = "gateway"
+    host: str = "127.0.0.1"
+    port: int = 8080
+    anonymous: bool = False
+    max_body_bytes: int = 8 << 20
+    max_artifact_bytes: int = 64 << 30
+    request_timeout_s: float = 600.0
+    acquire_timeout_s: float = 120.0
+    keep_alive_s: float = 75.0
+    head_timeout_s: float = 15.0
+    max_connections: int = 16384
+
+
+class EngineConfig(EngineSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One engine, or ``count`` alike. The fingerprint is the catalog's; ``model_path`` registers a base it lacks."""
+
+    name: str = ""
+    fingerprint: str = ""
+    count: int = 1
+
+
+class NodeConfig(Section, frozen=True):
+    """This host's sidecar and its engines. Sizes in bytes, times in seconds."""
+
+    name: str = "local"
+    endpoint: str = ""
+    feed_endpoint: str = ""
+    engines: tuple[EngineConfig, ...] = ()
+    arena_bytes: int = 1 << 30
+    loads_in_flight: int = 2
+    loads_queued: int = 64
+    waiters_per_load: int = 4096
+    load_timeout_s: float = 60.0
+    negative_first_s: float = 1.0
+    negative_max_s: float = 300.0
+    gateway_silence_s: float = 15.0
+    full_state_every_s: float = 10.0
+
+
+class RoostConfig(Section, frozen=True):
+    """A deployment on one host. Everything that it writes is under ``state_dir``."""
+
+    state_dir: str = ".roost"
+    registrar: RegistrarConfig = RegistrarConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    node: NodeConfig = NodeConfig()
+
+
+def load(
+    file: Path | None, environment: Mapping[str, str], overrides: Mapping[str, object] | None = None
+) -> RoostConfig:
+    """The configuration in force. ``overrides`` are the flags, as ``{"gateway.port": 8080}``; None leaves alone.
+
+    Paths in the file are relative to its folder, others to the current one.
+    Raises InvalidRequest that names the field, the variable or the file.
+    """
+    tree = _anchored(read_file(file), file.absolute().parent) if file is not None else {}
+    for variable, text in environment.items():
+        path = _path_of_variable(variable)
+        if path is not None:
+            _place(tree, path, _parse_text(path, text, variable))
+    for dotted, value in (overrides or {}).items():
+        if value is not None:
+            _place(tree, tuple(dotted.split(".")), value)
+    return check(tree)
+
+
+def read_file(file: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises InvalidRequest."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequest(f"{file}: {error.strerror}", field="config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{file}: {error}", field="config") from None
+
+
+def check(tree: Mapping[str, Any]) -> RoostConfig:
+    """Type every field, then check what types can't say. Raises InvalidRequest that names the field."""
+    try:
+        config = msgspec.convert(tree, RoostConfig)
+    except msgspec.ValidationError as error:
+        raise _invalid(*_field_and_reason(str(error))) from None
+    _check_meaning(config)
+    return config
+
+
+def show(config: RoostConfig) -> dict[str, Any]:
+    """``config`` as plain tables, engines' derived fields left out."""
+    tree: dict[str, Any] = msgspec.to_builtins(config)
+    for engine in tree["node"]["engines"]:
+        del engine["fingerprint"]
+    return tree
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    return host in {"localhost", "::1"} or re.fullmatch(r"127(\.[0-9]{1,3}){3}", host) is not None
+
+
+def _anchored(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """``tree`` with its paths made absolute. What is not of the right type is left for the check to name."""
+    node = tree.get("node")
+    engines = node.get("engines") if isinstance(node, dict) else None
+    for table, name in ((tree, "state_dir"), *((engine, "model_path") for engine in engines or ())):
+        value = table.get(name) if isinstance(table, dict) else None
+        if isinstance(value, str) and value:
+            table[name] = str(folder / Path(value).expanduser())
+    return tree
+
+
+def _check_meaning(config: RoostConfig) -> None:
+    gateway, node = config.gateway, config.node
+    if not 0 < gateway.port < 65536:
+        raise _invalid("gateway.port", f"expected 1 to 65535, got {gateway.port}")
+    if gateway.anonymous and not is_loopback(gateway.host):
+        raise _invalid(
+            "gateway.anonymous",
+            f"requests without a key are for loopback only, and gateway.host is {gateway.host}: "
+            "remove `anonymous`, and make keys with `roost keys create`",
+        )
+    check_part(node.name, "node.name")
+    for path, endpoint in (
+        ("registrar.endpoint", config.registrar.endpoint),
+        ("registrar.feed_endpoint", config.registrar.feed_endpoint),
+        ("node.endpoint", node.endpoint),
+        ("node.feed_endpoint", node.feed_endpoint),
+    ):
+        if endpoint and not re.fullmatch(r"ipc:///.+|tcp://[^:/]+:[0-9]{1,5}", endpoint):
+            raise _invalid(path, f"expected ipc:///path/to/socket or tcp://host:port, got {endpoint!r}")
+    names: set[str] = set()
+    for index, engine in enumerate(node.engines):
+        _check_engine(engine, f"node.engines[{index}]")
+        if engine.name and engine.name in names:
+            raise _invalid(f"node.engines[{index}].name", f"another engine is called {engine.name!r}")
+        names.add(engine.name)
+    for path, count in _positive_numbers(config):
+        if count <= 0:
+            raise _invalid(path, f"expected a positive number, got {count}")
+
+
+def _check_engine(engine: EngineConfig, path: str) -> None:
+    check_base(engine.base, f"{path}.base")
+    if engine.name:
+        check_part(engine.name, f"{path}.name")
+    if not engine.model_path and not engine.attach:
+        raise _invalid(path, "needs `model_path` (an engine that we start) or `attach` (host:port of a running one)")
+    if engine.attach and not re.fullmatch(r"[^:/]+:[0-9]{1,5}", engine.attach):
+        raise _invalid(f"{path}.attach", f"expected host:port, got {engine.attach!r}")
+    if engine.count > 1 and (engine.attach or engine.port):
+        raise _invalid(f"{path}.count", "several engines can't share one address: write a [[node.engines]] for each")
+    if engine.fingerprint:
+        raise _invalid(f"{path}.fingerprint", "is the catalog's to say: leave it out")
+
+
+def _positive_numbers(config: RoostConfig) -> list[tuple[str, float]]:
+    """Every number that makes no sense at zero or below."""
+    numbers: list[tuple[str, float]] = []
+    for section in ("registrar", "gateway", "node"):
+        table = getattr(config, section)
+        for field in msgspec.structs.fields(table):
+            value = getattr(table, field.name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                numbers.append((f"{section}.{field.name}", value))
+    for index, engine in enumerate(config.node.engines):
+        numbers += [(f"node.engines[{index}].{name}", getattr(engine, name)) for name in ("slots", "max_rank", "count")]
+    return numbers
+
+
+def _path_of_variable(variable: str) -> tuple[str, ...] | None:
+    """``ROOST_GATEWAY__PORT`` -> ("gateway", "port"). Without ``__`` only ``ROOST_STATE_DIR`` is a setting."""
+    if not variable.startswith(ENVIRONMENT_PREFIX):
+        return None
+    path = tuple(variable.removeprefix(ENVIRONMENT_PREFIX).lower().split(NESTING))
+    return path if len(path) > 1 or path == ("state_dir",) else None
+
+
+def _parse_text(path: tuple[str, ...], text: str, variable: str) -> object:
+    """``text`` as the type of the field at ``path``: lists and tables are JSON. Raises InvalidRequest."""
+    kind: Any = RoostConfig
+    for name in path:
+        fields = {field.name: field for field in msgspec.structs.fields(kind)} if _is_struct(kind) else {}
+        if name not in fields:
+            raise InvalidRequest(f"{variable}: there is no setting {'.'.join(path)}", field=variable)
+        kind = fields[name].type
+    if _is_struct(kind) or get_origin(kind) is not None:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise InvalidRequest(f"{variable}: expected JSON: {error}", field=variable) from None
+    try:
+        value: object = msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError:
+        raise InvalidRequest(f"{variable}: expected {kind.__name__}, got {text!r}", field=variable) from None
+    return value
+
+
+def _is_struct(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _place(tree: dict[str, Any], path: tuple[str, ...], value: object) -> None:
+    *tables, last = path
+    for name in tables:
+        below = tree.setdefault(name, {})
+        if not isinstance(below, dict):
+            raise _invalid(name, "expected a table")
+        tree = below
+    tree[last] = value
+
+
+def _field_and_reason(message: str) -> tuple[str, str]:
+    """msgspec's ``Expected `int`, got `str` - at `$.node.engines[0].slots``` taken apart."""
+    reason, _, path = message.partition(" - at `$.")
+    field = path.rstrip("`")
+    named = re.search(r"(?:unknown|required) field `([^`]+)`", reason)
+    if named is not None:
+        field = f"{field}.{named[1]}" if field else named[1]
+        reason = "no such setting" if "unknown" in reason else "is missing"
+    return field, reason.replace("`", "").replace("Expected object", "expected a table").replace(
+        "Expected", "expected", 1
+    )
+
+
+def _invalid(field: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: {reason}", field=field)

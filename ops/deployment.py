@@ -1,0 +1,151 @@
+"""From the one configuration to what each process is told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from backends.interface import EngineSettings
+from catalog.settings import CurveSettings, RegistrarSettings
+from gateway.settings import GatewaySettings, NodeAddress
+from sidecar.settings import SidecarSettings
+from wire.curve import make_keys
+from wire.outcomes import InvalidRequest
+
+from .config import GatewayConfig, NodeConfig, RoostConfig, Section
+from .layout import Layout, absolute, write_private
+
+REGISTRAR, SIDECAR, GATEWAY = "registrar", "sidecar", "gateway"
+PROCESSES = (REGISTRAR, SIDECAR, GATEWAY)
+
+
+class KeyPair(msgspec.Struct, frozen=True):
+    """A process's CURVE keys (Z85) as they lie in the state folder."""
+
+    public: str
+    secret: str
+
+
+class Deployment(NamedTuple):
+    """The settings of every process of this host."""
+
+    registrar: RegistrarSettings
+    sidecar: SidecarSettings
+    gateway: GatewaySettings
+
+
+def needs_curve(config: RoostConfig) -> bool:
+    """Whether anything is served over TCP, where CURVE is never optional."""
+    endpoints = (
+        config.registrar.endpoint, config.registrar.feed_endpoint, config.node.endpoint, config.node.feed_endpoint,
+    )  # fmt: skip
+    return any(endpoint.startswith("tcp://") for endpoint in endpoints)
+
+
+def curve_keys(layout: Layout, *, make: bool = True) -> dict[str, KeyPair]:
+    """The key pair of each process, made on first use. Raises InvalidRequest for a damaged key file."""
+    pairs: dict[str, KeyPair] = {}
+    for process in PROCESSES:
+        path = layout.keys / f"{process}.curve.json"
+        if not path.exists() and make:
+            write_private(path, msgspec.json.encode(KeyPair(*make_keys())))
+        try:
+            pairs[process] = msgspec.json.decode(path.read_bytes(), type=KeyPair)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(f"{path} is no key file ({error}): remove it, and it is made anew") from None
+    return pairs
+
+
+def engine_settings(node: NodeConfig, fingerprints: Mapping[str, str]) -> tuple[EngineSettings, ...]:
+    """Every engine of the node, one by one and named. ``fingerprints`` maps each base to the catalog's."""
+    engines: list[EngineSettings] = []
+    for config in node.engines:
+        fields = {field.name: getattr(config, field.name) for field in msgspec.structs.fields(EngineSettings)}
+        for _ in range(config.count):
+            taken = {engine.name for engine in engines}
+            fields["name"] = _free_name(config.name or config.base.lower(), taken, numbered=config.count > 1)
+            fields["model_path"] = str(absolute(config.model_path)) if config.model_path else ""
+            fields["fingerprint"] = fingerprints[config.base]
+            engines.append(EngineSettings(**fields))
+    return tuple(engines)
+
+
+def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str]) -> Deployment:
+    """What each process is told. Makes CURVE keys where an endpoint needs them."""
+    keys = curve_keys(layout) if needs_curve(config) else {}
+    registrar_endpoint = config.registrar.endpoint or layout.socket("registrar")
+    registrar_feed = config.registrar.feed_endpoint or layout.socket("registrar-feed")
+    node = NodeAddress(
+        name=config.node.name,
+        endpoint=config.node.endpoint or layout.socket("node"),
+        feed_endpoint=config.node.feed_endpoint or layout.socket("node-feed"),
+        public=keys[SIDECAR].public if keys else "",
+    )
+    return Deployment(
+        RegistrarSettings(
+            catalog_dir=str(layout.catalog),
+            store_dir=str(layout.store),
+            endpoint=registrar_endpoint,
+            feed_endpoint=registrar_feed,
+            map_bytes=config.registrar.map_bytes,
+            batch_max=config.registrar.batch_max,
+            curve=_curve(REGISTRAR, keys),
+        ),
+        SidecarSettings(
+            node=node.name,
+            endpoint=node.endpoint,
+            feed_endpoint=node.feed_endpoint,
+            store_dir=str(layout.store),
+            run_dir=str(layout.run),
+            log_dir=str(layout.logs),
+            engines=engine_settings(config.node, fingerprints),
+            registrar_feed=registrar_feed,
+            curve=_curve(SIDECAR, keys),
+            **_tuning(config.node, leave_out={"name", "endpoint", "feed_endpoint", "engines"}),
+        ),
+        GatewaySettings(
+            catalog_dir=str(layout.catalog),
+            store_dir=str(layout.store),
+            registrar_endpoint=registrar_endpoint,
+            nodes=(node,),
+            curve=_curve(GATEWAY, keys),
+            **_tuning(config.gateway),
+        ),
+    )
+
+
+def gateway_url(gateway: GatewayConfig) -> str:
+    """Where this host reaches the gateway."""
+    host = "127.0.0.1" if gateway.host in {"0.0.0.0", ""} else gateway.host  # noqa: S104 - compared, not bound
+    return f"http://[{host}]:{gateway.port}" if ":" in host else f"http://{host}:{gateway.port}"
+
+
+def _curve(process: str, keys: Mapping[str, KeyPair]) -> CurveSettings | None:
+    if not keys:
+        return None
+    return CurveSettings(
+        public=keys[process].public,
+        secret=keys[process].secret,
+        server_public=keys[REGISTRAR].public,
+        peers=tuple(pair.public for pair in keys.values()),
+    )
+
+
+def _tuning(section: Section, leave_out: Collection[str] = ()) -> dict[str, Any]:
+    """The fields that a process's settings and its table in the configuration have in common."""
+    return {
+        field.name: getattr(section, field.name)
+        for field in msgspec.structs.fields(section)
+        if field.name not in leave_out
+    }
+
+
+def _free_name(wanted: str, taken: set[str], *, numbered: bool) -> str:
+    if not numbered and wanted not in taken:
+        return wanted
+    number = 0
+    while f"{wanted}-{number}" in taken:
+        number += 1
+    return f"{wanted}-{number}"

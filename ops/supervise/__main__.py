@@ -1,0 +1,32 @@
+"""``python -m ops.supervise STATE_DIR KEEPER_PID``: a detached supervisor, on the configuration saved in the folder."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from wire.outcomes import RoostError
+
+from ..layout import Layout
+from .run import saved_config, supervise
+from .state import Identity
+
+
+def main() -> int:
+    """0 after a signal, 1 where the mesh could not be started."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    layout = Layout.of(sys.argv[1])
+    config = saved_config(layout)
+    if config is None:
+        logging.error("%s holds no configuration that can be read: run `roost up`", layout.config_file)
+        return 1
+    try:
+        supervise(config, layout, keeper=Identity.of(int(sys.argv[2])), note=logging.info)
+    except RoostError as error:
+        logging.error("%s", error.message)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

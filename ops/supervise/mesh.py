@@ -1,0 +1,179 @@
+"""Which processes make up the mesh, when each is ready, and what has to be in the catalog before an engine starts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import aiohttp
+import msgspec
+
+from catalog.client import RegistrarClient
+from catalog.keys import hash_secret, key_id, make_secret
+from catalog.view import CatalogView
+from wire.events import Scope
+from wire.node import AnswerOfNode, AskOfNode, AskState, NodeReport
+from wire.outcomes import InvalidRequest, NoHealthyNode
+from wire.registrar import AddBase, CreateKey, ReadJournal
+from wire.sockets import Requester
+
+from ..config import NodeConfig, RoostConfig
+from ..deployment import GATEWAY, REGISTRAR, SIDECAR, derive, gateway_url
+from ..fingerprints import fingerprint_of
+from ..layout import Layout, absolute, write_private
+from .child import ChildSpec
+from .state import EngineState
+
+PROBE_TIMEOUT_S = 2.0
+COMMAND_TIMEOUT_S = 30.0
+ACTOR = "roost-up"
+ALL_TENANTS = "*"
+
+
+class Mesh:
+    """The registrar, the sidecar and the gateway of one host, as ``config`` describes them.
+
+    Made on an event loop; ``note`` gets a sentence for each longer piece of work.
+    """
+
+    def __init__(self, config: RoostConfig, layout: Layout, note: Callable[[str], None]) -> None:
+        self._config = config
+        self._layout = layout
+        self._note = note
+        self.url = gateway_url(config.gateway)
+        # the bases' fingerprints are known only once the registrar runs; the registrar's own settings need none
+        self._deployment = derive(_without_engines(config), layout, {})
+        self._curve = self._deployment.gateway.curve
+        self._node: Requester[AskOfNode, AnswerOfNode] | None = None
+
+    async def steps(self) -> AsyncIterator[ChildSpec]:
+        """The processes in the order in which they start."""
+        registrar = self._client()
+        try:
+            yield self._spec(REGISTRAR, "catalog", self._deployment.registrar, lambda: _answers(registrar))
+            fingerprints = await self._register_bases(registrar)
+            if not self._config.gateway.anonymous:
+                await self._ensure_admin_key(registrar)
+        finally:
+            registrar.close()
+        self._deployment = derive(self._config, self._layout, fingerprints)
+        yield self._spec(SIDECAR, "sidecar", self._deployment.sidecar, self._sidecar_answers)
+        yield self._spec(GATEWAY, "gateway", self._deployment.gateway, self._gateway_answers, grace_s=10.0)
+
+    async def engines(self) -> tuple[EngineState, ...]:
+        """The engines as the sidecar sees them. Raises RoostError where it does not answer."""
+        report = await self._ask_node()
+        return tuple(EngineState(engine.engine, engine.base, engine.health, engine.detail) for engine in report.engines)
+
+    def close(self) -> None:
+        if self._node is not None:
+            self._node.close()
+
+    async def _register_bases(self, registrar: RegistrarClient) -> dict[str, str]:
+        """Fingerprint of each engine's base, registered where the catalog does not know it yet."""
+        fingerprints: dict[str, str] = {}
+        for index, engine in enumerate(self._config.node.engines):
+            if engine.base in fingerprints:
+                continue
+            if not engine.model_path:
+                fingerprints[engine.base] = self._known_fingerprint(engine.base, f"node.engines[{index}].base")
+                continue
+            self._note(f"reading the weights of {engine.base}")
+            path = absolute(engine.model_path)
+            found = await asyncio.to_thread(fingerprint_of, path, self._layout.run / "fingerprints.json")
+            command = AddBase(
+                actor=ACTOR, name=engine.base, fingerprint=found.value, path=str(path), config=found.config
+            )
+            await registrar.run(command, timeout_s=COMMAND_TIMEOUT_S)
+            fingerprints[engine.base] = found.value
+        return fingerprints
+
+    def _known_fingerprint(self, base: str, field: str) -> str:
+        view = CatalogView.open(self._layout.catalog)
+        try:
+            record = view.base(base)
+        finally:
+            view.close()
+        if record is None:
+            raise InvalidRequest(
+                f"{field}: base {base} is not registered: give `model_path` too, so that it can be", field=field
+            )
+        return record.fingerprint
+
+    async def _ensure_admin_key(self, registrar: RegistrarClient) -> None:
+        """On a first start without any key, make one that may do everything, for the commands on this host.
+
+        The secret is written before the key exists, so that a start cut short in between is simply done again.
+        """
+        view = CatalogView.open(self._layout.catalog)
+        try:
+            first_start = not view.keys()
+        finally:
+            view.close()
+        if not first_start:
+            return
+        path = self._layout.admin_key
+        if not path.exists():
+            write_private(path, make_secret().encode() + b"\n")
+        secret = path.read_text().strip()
+        await registrar.run(
+            CreateKey(
+                actor=ACTOR,
+                key_id=key_id(secret),
+                key_hash=hash_secret(secret),
+                tenant=ALL_TENANTS,
+                scopes=(Scope.ADMIN,),
+                label="made by roost up",
+            ),
+            timeout_s=COMMAND_TIMEOUT_S,
+        )
+
+    def _client(self) -> RegistrarClient:
+        return RegistrarClient(self._deployment.registrar.endpoint, curve=self._curve)
+
+    async def _sidecar_answers(self) -> None:
+        await self._ask_node()
+
+    async def _ask_node(self) -> NodeReport:
+        if self._node is None:
+            address = self._deployment.gateway.nodes[0]
+            self._node = Requester(
+                address.endpoint, AskOfNode, AnswerOfNode, curve=self._curve, server_public=address.public
+            )
+        answer = await self._node.request(AskState(), timeout_s=PROBE_TIMEOUT_S)
+        if not isinstance(answer, NodeReport):
+            raise NoHealthyNode(f"the sidecar answered {type(answer).__name__} to a question for its state")
+        return answer
+
+    async def _gateway_answers(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+        try:
+            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{self.url}/healthz") as answer:
+                if answer.status != 200:
+                    raise NoHealthyNode(f"the gateway's health is {answer.status}")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise NoHealthyNode(f"the gateway does not answer: {error}") from error
+
+    def _spec(
+        self,
+        name: str,
+        module: str,
+        settings: msgspec.Struct,
+        ready: Callable[[], Awaitable[None]],
+        *,
+        grace_s: float = 5.0,
+    ) -> ChildSpec:
+        file = self._layout.settings_file(name)
+        write_private(file, msgspec.json.format(msgspec.json.encode(settings)))
+        return ChildSpec(
+            name, module, ("--settings", str(file)), self._layout.log_file(name), ready, stop_grace_s=grace_s
+        )
+
+
+async def _answers(registrar: RegistrarClient) -> None:
+    await registrar.run(ReadJournal(after=0, limit=1), timeout_s=PROBE_TIMEOUT_S)
+
+
+def _without_engines(config: RoostConfig) -> RoostConfig:
+    node: NodeConfig = msgspec.structs.replace(config.node, engines=())
+    return msgspec.structs.replace(config, node=node)
