@@ -1,1 +1,7 @@
-"""."""
+"""The front door: OpenAI's API and the admin API. Stateless; it resolves, places, leases, forwards.
+
+It may import wire, catalog and packer; never the sidecar, whose word it gets by messages only. A request's way:
+``http`` (a connection becomes an exchange) -> ``dataplane`` (each step of a request, in order) -> ``auth``, ``body``,
+``resolve``, ``placement``, ``leases`` -> ``http`` again (the engine's answer is relayed) -> ``answer`` and ``echo``
+(what is done to it on its way) -> ``trace``, ``metrics``, ``accesslog``. All that is no data route is ``control``.
+"""

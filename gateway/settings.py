@@ -17,7 +17,10 @@ class NodeAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes in bytes, times in seconds. ``anonymous`` lets requests without a key in (loopback only)."""
+    """Sizes in bytes, times in seconds. ``anonymous`` lets requests without a key in (loopback only).
+
+    ``access_log`` writes a JSON line a request to standard output.
+    """
 
     name: str
     host: str = "127.0.0.1"
@@ -34,4 +37,5 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     keep_alive_s: float = 75.0
     head_timeout_s: float = 15.0
     max_connections: int = 16384
+    access_log: bool = True
     curve: CurveSettings | None = None

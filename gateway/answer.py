@@ -1,0 +1,99 @@
+"""What is done to an engine's answer on its way to the client."""
+
+from __future__ import annotations
+
+import msgspec
+
+from wire.outcomes import EngineFailed
+
+from .echo import ModelEcho
+
+_EVENT = b"data: "
+_ERROR_EVENT = b'data: {"error"'
+_END_OF_EVENT = b"\n\n"
+
+
+class EngineError(msgspec.Struct):
+    """The body of an engine's error, as far as we look at it."""
+
+    message: str = ""
+    code: int | str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: EngineError
+
+
+class RequestRefused(Exception):
+    """The engine finds the request itself at fault. ``status`` is its HTTP status, ``body`` its JSON answer."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(status)
+        self.status = status
+        self.body = body
+
+
+class AnswerFilter:
+    """The transform of one answer: the concrete model's name in, errors inside of an event stream noticed.
+
+    vLLM has answered 200 before the first token; what fails after that comes as an event. Before anything was passed on
+    such an event raises (RequestRefused where the request is at fault, else EngineFailed), so that it ends as any
+    other failure does; later it is passed on and remembered in ``engine_error``.
+    """
+
+    __slots__ = ("_adapter", "_begun", "_echo", "_mid_event", "_shown", "engine_error")
+
+    def __init__(self, adapter: str, shown: str) -> None:
+        self._adapter = adapter.encode()
+        self._shown = shown.encode()
+        self._echo = ModelEcho(adapter, shown) if adapter != shown else None
+        self._begun = False
+        self._mid_event = False
+        self.engine_error = False
+
+    def __call__(self, piece: bytes, last: bool) -> bytes:
+        """What is sent in ``piece``'s place; ``last`` marks the end of the body."""
+        if _ERROR_EVENT in piece:
+            if not self._begun and piece.startswith(_ERROR_EVENT):
+                raise self._error_of(piece)
+            self.engine_error = True
+            piece = rename(piece, self._adapter, self._shown)
+        if piece:
+            self._begun = True
+            self._mid_event = not piece.endswith(_END_OF_EVENT)
+        if self._echo is None:
+            return piece
+        out = self._echo.feed(piece)
+        return out + self._echo.rest() if last else out
+
+    def closing_event(self, error: bytes) -> bytes:
+        """The event that ends a broken stream, after what was sent of the one before it."""
+        return (_END_OF_EVENT if self._mid_event else b"") + _EVENT + error + _END_OF_EVENT
+
+    def _error_of(self, piece: bytes) -> Exception:
+        document = piece.partition(b"\n")[0].removeprefix(_EVENT)
+        code = error_code(document)
+        if code is not None and is_clients_fault(code):
+            return RequestRefused(code, rename(document, self._adapter, self._shown))
+        return EngineFailed("the engine failed before its first token")
+
+
+def error_code(body: bytes) -> int | None:
+    """The HTTP status inside of an engine's error body, or None where it has none."""
+    try:
+        code = msgspec.json.decode(body, type=_ErrorBody).error.code
+    except msgspec.DecodeError:
+        return None
+    if isinstance(code, str):
+        return int(code) if code.isascii() and code.isdigit() else None
+    return code
+
+
+def is_clients_fault(status: int) -> bool:
+    """Whether an engine's status speaks of the request itself. Others are between us and the engine."""
+    return status in (400, 413, 415, 422)
+
+
+def rename(text: bytes, adapter: bytes, shown: bytes) -> bytes:
+    """``text`` with the engine's name of the adapter replaced wherever it stands."""
+    return text.replace(adapter, shown) if adapter != shown else text

@@ -1,0 +1,137 @@
+"""A gateway process: its parts made and joined, and taken down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+from pathlib import Path
+from typing import Self
+
+from catalog.blobs import BlobStore
+from catalog.client import RegistrarClient
+
+from .accesslog import AccessLog, write_to
+from .auth import Authenticator, check_exposure
+from .catalog_source import CatalogSource
+from .control import Services, make_control
+from .dataplane import DATA_ROUTES, ROUTES, DataPlane, Timeouts
+from .fleet import Fleet
+from .http import HttpLimits, Server, UpstreamPool, serve
+from .leases import LeaseDesk
+from .metrics import GatewayCollector, Metrics
+from .nodes import NodeTable
+from .settings import GatewaySettings
+
+_log = logging.getLogger(__name__)
+
+DRAIN_S = 30.0
+
+
+class Gateway:
+    """One running gateway. Made by ``start`` inside the event loop that it runs on."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        check_exposure(settings.host, anonymous=settings.anonymous)
+        loop = asyncio.get_running_loop()
+        self.settings = settings
+        self.nodes = NodeTable(address.name for address in settings.nodes)
+        self.metrics = Metrics(tuple(ROUTES.values()))
+        self._catalog = CatalogSource(Path(settings.catalog_dir))
+        self._registrar = RegistrarClient(settings.registrar_endpoint, curve=settings.curve)
+        self._fleet = Fleet(
+            settings.nodes,
+            self.nodes,
+            gateway=settings.name,
+            instance=secrets.token_hex(8),
+            curve=settings.curve,
+        )
+        self._leases = LeaseDesk(self._fleet.requesters, gateway=settings.name)
+        self._upstream = UpstreamPool()
+        self._access_log = AccessLog(write_to(sys.stdout.fileno()), loop) if settings.access_log else None
+        self._server: Server | None = None
+
+    @classmethod
+    async def start(cls, settings: GatewaySettings) -> Self:
+        """Make a gateway and listen. Raises InvalidRequest for settings that can't stand, OSError for the port."""
+        gateway = cls(settings)
+        try:
+            await gateway._listen()
+        except BaseException:
+            await gateway.stop(drain_s=0.0)
+            raise
+        return gateway
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        if self._server is None:
+            raise RuntimeError("the gateway does not listen")
+        return self._server.port
+
+    async def stop(self, *, drain_s: float = DRAIN_S) -> None:
+        """Take no more connections, let requests end for up to ``drain_s`` seconds, then close everything."""
+        if self._server is not None:
+            await self._server.close(drain_s)
+        self._leases.close()
+        self._upstream.close()
+        self._fleet.close()
+        self._registrar.close()
+        self._catalog.close()
+        if self._access_log is not None:
+            self._access_log.flush()
+
+    async def _listen(self) -> None:
+        settings = self.settings
+        authenticator = Authenticator(anonymous=settings.anonymous)
+        data = DataPlane(
+            catalog=self._catalog,
+            authenticator=authenticator,
+            nodes=self.nodes,
+            leases=self._leases,
+            upstream=self._upstream,
+            metrics=self.metrics,
+            access_log=self._access_log,
+            timeouts=Timeouts(settings.request_timeout_s, settings.acquire_timeout_s),
+        )
+        control = make_control(
+            Services(
+                gateway=settings.name,
+                catalog=self._catalog,
+                registrar=self._registrar,
+                store=BlobStore(Path(settings.store_dir)),
+                nodes=self.nodes,
+                authenticator=authenticator,
+                collector=GatewayCollector(self.metrics, self.nodes, self._dropped),
+                max_artifact_bytes=settings.max_artifact_bytes,
+            )
+        )
+        limits = HttpLimits(
+            max_body_bytes=settings.max_body_bytes,
+            max_control_body_bytes=settings.max_artifact_bytes,
+            head_timeout_s=settings.head_timeout_s,
+            keep_alive_s=settings.keep_alive_s,
+            max_connections=settings.max_connections,
+        )
+        self._server = await serve(
+            settings.host, settings.port, data_routes=DATA_ROUTES, handler=data.handle, control=control, limits=limits
+        )
+
+    def _dropped(self) -> dict[str, int]:
+        refused = {} if self._server is None else dict(self._server.refused)
+        return self._fleet.dropped() | {f"http_{reason}": count for reason, count in refused.items()}
+
+
+async def run(settings: GatewaySettings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    gateway = await Gateway.start(settings)
+    _log.info("gateway ready: %s on http://%s:%d", settings.name, settings.host, gateway.port)
+    await stopping.wait()
+    _log.info("gateway stopping")
+    await gateway.stop()

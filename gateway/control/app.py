@@ -1,0 +1,51 @@
+"""The control plane's application: its routes, and how errors are told."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from gateway.http import error_answer
+from wire.outcomes import InvalidRequest, NotFound, RoostError, TooLarge
+
+from . import artifacts, bases, channels, health, keys, models, policies, status
+from .services import SERVICES, Services
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_control(shared: Services) -> web.Application:
+    """The application of everything that is no data route."""
+    app = web.Application(middlewares=[_tell_errors])
+    app[SERVICES] = shared
+    for part in (health, models, status, bases, policies, artifacts, channels, keys):
+        app.add_routes(part.routes)
+    return app
+
+
+@web.middleware
+async def _tell_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RoostError as error:
+        return error_response(error)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return error_response(_named(error, request), status=error.status)
+
+
+def _named(error: web.HTTPException, request: web.Request) -> RoostError:
+    if error.status == 404:
+        return NotFound(f"there is no {request.method} {request.path[:200]!r}")
+    if error.status == 413:
+        return TooLarge("the body is too large")
+    return InvalidRequest(f"{request.method} is not served here: {error.reason}")
+
+
+def error_response(error: RoostError, status: int | None = None) -> web.Response:
+    """``error`` as the client sees it."""
+    code, headers, body = error_answer(error)
+    text = {name.decode(): value.decode() for name, value in headers}
+    return web.Response(status=status or code, headers=text, body=body)

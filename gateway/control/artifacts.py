@@ -1,0 +1,142 @@
+"""Publishing in two phases: the bytes go into the store, then a revision that names them into the catalog."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from catalog.blobs import BlobWriter, Stored, check_digest
+from catalog.names import check_base
+from catalog.view import CatalogView
+from packer.revision import RevisionFile, check_fit
+from packer.shape import BaseShape
+from wire.events import ArtifactFacts, Provenance, Scope
+from wire.outcomes import ArtifactUnavailable, InvalidRequest, NotFound, Retired, TooLarge
+from wire.registrar import PublishRevision
+
+from .policies import POLICY, policy_name
+from .requests import answer, commit, read_body, require
+from .services import services
+
+routes = web.RouteTableDef()
+
+# bytes gathered before a thread is asked to write them
+_WRITE_BYTES = 1 << 20
+
+
+class NewRevision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``digest`` names a file that was uploaded. With ``create_over`` the policy is made over that base if need be."""
+
+    digest: str
+    create_over: str = ""
+    expected_version: int | None = None
+    provenance: Provenance = Provenance()
+
+
+@routes.head("/roost/v1/artifacts/{digest}")
+async def has_artifact(request: web.Request) -> web.Response:
+    """200 where the store has the file, else 404: a client need not upload what is there."""
+    require(request, Scope.PUBLISH)
+    size = services(request).store.size(check_digest(request.match_info["digest"]))
+    if size is None:
+        raise NotFound("the artifact is not in the store", field="digest")
+    return web.Response(headers={"x-roost-size": str(size)})
+
+
+@routes.put("/roost/v1/artifacts/{digest}")
+async def put_artifact(request: web.Request) -> web.Response:
+    """Stream a revision file into the store. It counts once its bytes have been found to be of ``digest``."""
+    require(request, Scope.PUBLISH)
+    digest = check_digest(request.match_info["digest"])
+    shared = services(request)
+    most = shared.max_artifact_bytes
+    if (request.content_length or 0) > most:
+        raise TooLarge(f"an artifact may have {most} bytes, not {request.content_length}", field="body")
+    was_there = shared.store.size(digest) is not None
+    with await asyncio.to_thread(shared.store.writer) as writer:
+        await _receive(request, writer, most)
+        stored = await asyncio.to_thread(_commit, writer, digest)
+    return answer({"digest": stored.digest, "size": stored.size}, status=200 if was_there else 201)
+
+
+@routes.post(POLICY + "/revisions")
+async def publish(request: web.Request) -> web.Response:
+    """Check the uploaded file against the policy's base, and have the registrar name it."""
+    policy = policy_name(request)
+    asker = require(request, Scope.PUBLISH, request.match_info["tenant"])
+    new = await read_body(request, NewRevision)
+    shared = services(request)
+    digest = check_digest(new.digest)
+    if shared.store.size(digest) is None:
+        raise InvalidRequest(f"artifact {digest} is not in the store: upload it first", field="digest")
+    config = _base_config(shared.view, policy, new.create_over)
+    async with shared.examinations:
+        facts = await asyncio.to_thread(examine, shared.store.path(digest), digest, config)
+    command = PublishRevision(
+        actor=asker.key_id,
+        policy=policy,
+        artifact=facts,
+        provenance=new.provenance,
+        create_over=new.create_over,
+        expected_version=new.expected_version,
+    )
+    return await commit(request, command)
+
+
+def examine(path: Path, digest: str, config: bytes) -> ArtifactFacts:
+    """What the catalog is told of a revision file, of which every byte is read.
+
+    Raises InvalidRequest and Unfit where it can't serve on the base, ArtifactUnavailable where the store's bytes are
+    not of ``digest`` any more.
+    """
+    file = RevisionFile.open(path)
+    check_fit(file, _shape(config))
+    facts = file.facts()
+    if facts.digest != digest:
+        raise ArtifactUnavailable(f"artifact {digest} is corrupt in the store: upload it again", field="digest")
+    return facts
+
+
+@lru_cache(maxsize=64)
+def _shape(config: bytes) -> BaseShape:
+    return BaseShape.from_config(config)
+
+
+def _base_config(view: CatalogView, policy: str, create_over: str) -> bytes:
+    record = view.policy(policy)
+    if record is None and not create_over:
+        raise NotFound(f"there is no policy {policy}: create it, or name its base in create_over", field="policy")
+    if record is not None and record.retired:
+        raise Retired(f"{policy} is retired", field="policy")
+    name = record.base if record is not None else check_base(create_over, "create_over")
+    base = view.base(name)
+    if base is None:
+        raise NotFound(f"there is no base {name}", field="create_over")
+    return base.config
+
+
+async def _receive(request: web.Request, writer: BlobWriter, most: int) -> None:
+    size = 0
+    gathered = bytearray()
+    async for chunk in request.content.iter_any():
+        size += len(chunk)
+        if size > most:
+            raise TooLarge(f"an artifact may have {most} bytes", field="body")
+        gathered += chunk
+        if len(gathered) >= _WRITE_BYTES:
+            await asyncio.to_thread(writer.write, bytes(gathered))
+            gathered.clear()
+    await asyncio.to_thread(writer.write, bytes(gathered))
+
+
+def _commit(writer: BlobWriter, digest: str) -> Stored:
+    try:
+        return writer.commit(digest)
+    except ArtifactUnavailable as error:
+        if error.field == "digest":
+            raise InvalidRequest(error.message, field="digest") from None
+        raise

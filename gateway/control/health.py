@@ -1,0 +1,42 @@
+"""Whether the gateway lives, whether it can serve, and what it counts. No key is asked for."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from gateway.metrics import exposition
+from wire.outcomes import JournalUnavailable
+
+from .requests import answer
+from .services import services
+
+routes = web.RouteTableDef()
+
+
+@routes.get("/healthz")
+async def healthz(request: web.Request) -> web.Response:
+    """200 for as long as the process answers."""
+    return answer({"ok": True})
+
+
+@routes.get("/readyz")
+async def readyz(request: web.Request) -> web.Response:
+    """200 once the catalog is open and an engine is ready; else 503 and what is missing."""
+    shared = services(request)
+    missing = []
+    try:
+        shared.view.position()
+    except JournalUnavailable as error:
+        missing.append(f"catalog: {error.message}")
+    if shared.nodes.ready_engines() == 0:
+        missing.append("no node has a ready engine")
+    return answer({"ready": not missing, "missing": missing}, status=503 if missing else 200)
+
+
+@routes.get("/metrics")
+async def metrics(request: web.Request) -> web.Response:
+    """Prometheus' text format."""
+    return web.Response(
+        body=exposition(services(request).collector),
+        headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+    )

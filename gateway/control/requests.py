@@ -1,0 +1,99 @@
+"""What handlers have in common: who asks, what the body says, how an answer is written."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from catalog.checks import WriteCommand
+from gateway.auth import Caller
+from wire.events import Scope
+from wire.outcomes import InvalidRequest, TooLarge
+
+from .services import services
+
+T = TypeVar("T")
+
+MAX_BODY_BYTES = 8 << 20
+MAX_PAGE = 1000
+DEFAULT_PAGE = 100
+
+_FIELD_RE = re.compile(r"field `([^`]*)`|at `\$\.([^`\[.]*)")
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Which part of a list is asked for: at most ``limit`` items after the one called ``after``."""
+
+    after: str
+    limit: int
+
+
+def caller(request: web.Request) -> Caller:
+    """Who asks. Raises Unauthenticated."""
+    headers = request.headers
+    shared = services(request)
+
+    def field(name: str) -> bytes | None:
+        value = headers.get(name)
+        return None if value is None else value.encode("utf-8", "surrogateescape")
+
+    return shared.authenticator.caller(
+        shared.view, field("Authorization"), field("X-API-Key"), field("Host"), field("Origin")
+    )
+
+
+def require(request: web.Request, scope: Scope, tenant: str = "") -> Caller:
+    """Who asks, if it may. Raises Unauthenticated and Forbidden."""
+    asker = caller(request)
+    asker.require(scope, tenant)
+    return asker
+
+
+async def read_body(request: web.Request, kind: type[T]) -> T:
+    """The JSON body as ``kind``; no body is an empty object. Raises InvalidRequest that names the field."""
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise TooLarge(f"the body is above {MAX_BODY_BYTES} bytes", field="body")
+    try:
+        return msgspec.json.decode(bytes(body) or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error), field=_field_of(str(error))) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not JSON: {error}", field="body") from None
+
+
+def _field_of(message: str) -> str:
+    match = _FIELD_RE.search(message)
+    return (match.group(1) or match.group(2)) if match else "body"
+
+
+def whole_number(request: web.Request, name: str, default: int, *, least: int = 0, most: int = 1 << 53) -> int:
+    """A number of the query. Raises InvalidRequest."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit()) or len(text) > 16 or not least <= int(text) <= most:
+        raise InvalidRequest(f"{name} must be a whole number from {least} to {most}", field=name)
+    return int(text)
+
+
+def page(request: web.Request) -> Page:
+    """``after`` and ``limit`` of the query. Raises InvalidRequest."""
+    limit = whole_number(request, "limit", DEFAULT_PAGE, least=1, most=MAX_PAGE)
+    return Page(request.query.get("after", ""), limit)
+
+
+def answer(document: Any, status: int = 200) -> web.Response:
+    """``document`` as JSON."""
+    return web.Response(body=msgspec.json.encode(document), status=status, content_type="application/json")
+
+
+async def commit(request: web.Request, command: WriteCommand) -> web.Response:
+    """Have the registrar run ``command``, and tell what it committed. Raises what it refuses with."""
+    committed = await services(request).registrar.run(command)
+    return answer({name: getattr(committed, name) for name in committed.__struct_fields__})

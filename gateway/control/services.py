@@ -1,0 +1,46 @@
+"""What the control plane's handlers work with."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from prometheus_client.registry import Collector
+
+from catalog.blobs import BlobStore
+from catalog.client import RegistrarClient
+from catalog.view import CatalogView
+from gateway.auth import Authenticator
+from gateway.catalog_source import CatalogSource
+from gateway.nodes import NodeTable
+
+# files being checked at a time: each is read whole
+_EXAMINATIONS = 2
+
+
+@dataclass(frozen=True)
+class Services:
+    """Shared by all handlers. ``max_artifact_bytes`` bounds one upload."""
+
+    gateway: str
+    catalog: CatalogSource
+    registrar: RegistrarClient
+    store: BlobStore
+    nodes: NodeTable
+    authenticator: Authenticator
+    collector: Collector
+    max_artifact_bytes: int
+    examinations: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_EXAMINATIONS))
+
+    @property
+    def view(self) -> CatalogView:
+        """The catalog. Raises JournalUnavailable while there is none."""
+        return self.catalog.view()
+
+
+SERVICES = web.AppKey("services", Services)
+
+
+def services(request: web.Request) -> Services:
+    return request.app[SERVICES]

@@ -1,0 +1,297 @@
+"""The data plane: authenticate, parse, resolve, place, lease, forward and stream, release, account.
+
+Who owns a request: ``DataPlane.handle`` from the first to the last byte. A lease is given back on every path out of
+``_attempt``; the engine's work ends with its response, which the relay closes on every path out of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import msgspec
+
+from wire.events import Scope
+from wire.outcomes import ClientGone, DeadlinePassed, EngineFailed, InvalidRequest, NoHealthyNode, Outcome, RoostError
+
+from .accesslog import AccessLog
+from .answer import AnswerFilter, RequestRefused, error_code, is_clients_fault, rename
+from .auth import Authenticator, Caller
+from .body import Body, parse_body
+from .catalog_source import CatalogSource
+from .http import Exchange, UpstreamPool, UpstreamResponse, error_answer
+from .leases import Lease, LeaseDesk, TryElsewhere
+from .metrics import Metrics
+from .nodes import Node, NodeTable
+from .placement import place
+from .resolve import Target, resolve
+from .trace import Trace, request_id
+
+_log = logging.getLogger(__name__)
+
+ROUTES = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+DATA_ROUTES = frozenset(("POST", path) for path in ROUTES)
+
+_MAX_ERROR_BYTES = 1 << 20
+_JSON = (b"content-type", b"application/json")
+_OUTCOME_OK = (b"x-roost-outcome", Outcome.OK.value.encode())
+_REFUSED_OUTCOME = {413: Outcome.TOO_LARGE}
+
+Header = tuple[bytes, bytes]
+
+
+class Timeouts(msgspec.Struct, frozen=True):
+    """Seconds: the longest a request may take, and the longest it may wait for a lease."""
+
+    request_s: float
+    acquire_s: float
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A request that was understood: what it asks for, where, and until when (the loop's time)."""
+
+    body: Body
+    target: Target
+    deadline: float
+
+
+class DataPlane:
+    """Answers the data routes. One ``handle`` runs for each request, in the task that the HTTP front made for it."""
+
+    def __init__(
+        self,
+        *,
+        catalog: CatalogSource,
+        authenticator: Authenticator,
+        nodes: NodeTable,
+        leases: LeaseDesk,
+        upstream: UpstreamPool,
+        metrics: Metrics,
+        access_log: AccessLog | None,
+        timeouts: Timeouts,
+    ) -> None:
+        self._catalog = catalog
+        self._authenticator = authenticator
+        self._nodes = nodes
+        self._leases = leases
+        self._upstream = upstream
+        self._metrics = metrics
+        self._access_log = access_log
+        self._timeouts = timeouts
+        self._loop = asyncio.get_running_loop()
+
+    async def handle(self, exchange: Exchange) -> None:
+        """Answer one request, with exactly one outcome."""
+        headers = exchange.headers
+        trace = Trace(ROUTES[exchange.path], request_id(headers.get(b"x-request-id")), exchange.received_at)
+        self._metrics.in_flight += 1
+        try:
+            job = self._understand(exchange, trace)
+            await self._serve(exchange, trace, job)
+        except RoostError as error:
+            trace.fail(error)
+            self._refuse(exchange, trace, error)
+        except asyncio.CancelledError:
+            self._end_cancelled(exchange, trace)
+            raise
+        except Exception:
+            _log.exception("request %s failed inside of the gateway", trace.request_id.decode())
+            failure = EngineFailed("the gateway failed on this request")
+            trace.fail(failure)
+            self._refuse(exchange, trace, failure)
+        finally:
+            self._account(exchange, trace)
+
+    def _understand(self, exchange: Exchange, trace: Trace) -> Job:
+        view = self._catalog.view()
+        headers = exchange.headers
+        caller: Caller = self._authenticator.caller(
+            view,
+            headers.get(b"authorization"),
+            headers.get(b"x-api-key"),
+            headers.get(b"host"),
+            headers.get(b"origin"),
+        )
+        trace.key_id = caller.key_id
+        caller.require(Scope.INVOKE)
+        seconds = parse_timeout(headers.get(b"x-request-timeout"), self._timeouts.request_s)
+        body = parse_body(exchange.body)
+        target = resolve(view, caller, body.model, selector=trace.request_id)
+        trace.model = target.shown
+        return Job(body, target, exchange.received_at + seconds)
+
+    async def _serve(self, exchange: Exchange, trace: Trace, job: Job) -> None:
+        """Place and try; once more, elsewhere where there is an elsewhere, as long as no byte went to the client."""
+        node = place(job.target.demand, self._nodes.all)
+        try:
+            await self._attempt(exchange, trace, job, node)
+            return
+        except TryElsewhere as missed:
+            first_error = missed.error
+        if exchange.started:
+            raise first_error
+        self._metrics.retries += 1
+        other = self._second_choice(job, node, first_error)
+        try:
+            await self._attempt(exchange, trace, job, other)
+        except TryElsewhere as missed:
+            raise missed.error from None
+
+    def _second_choice(self, job: Job, first: Node, error: RoostError) -> Node:
+        try:
+            node = place(job.target.demand, self._nodes.all, excluded=(first.name,))
+        except RoostError:
+            raise error from None
+        # the same node again makes sense where an engine or a connection broke, not where the node said no
+        if node is first and not isinstance(error, EngineFailed | NoHealthyNode):
+            raise error
+        return node
+
+    async def _attempt(self, exchange: Exchange, trace: Trace, job: Job, node: Node) -> None:
+        """Lease, forward and stream on one node. Raises TryElsewhere where another attempt may do better."""
+        trace.attempts += 1
+        trace.node = node.name
+        lease = await self._acquire(trace, job, node)
+        trace.engine = lease.engine
+        engine_failed = False
+        try:
+            engine_failed = await self._forward(exchange, trace, job, lease)
+        except EngineFailed as error:
+            engine_failed = True
+            raise TryElsewhere(error) from error
+        finally:
+            lease.release(engine_failed=engine_failed)
+
+    async def _acquire(self, trace: Trace, job: Job, node: Node) -> Lease:
+        asked_at = self._loop.time()
+        timeout_s = min(self._timeouts.acquire_s, job.deadline - asked_at)
+        if timeout_s <= 0:
+            raise DeadlinePassed("the request's deadline passed before it reached an engine")
+        target = job.target
+        try:
+            lease = await self._leases.acquire(node, target.demand, size=target.size, timeout_s=timeout_s)
+        finally:
+            trace.waited_s += self._loop.time() - asked_at
+        trace.waited = trace.waited or lease.waited
+        return lease
+
+    async def _forward(self, exchange: Exchange, trace: Trace, job: Job, lease: Lease) -> bool:
+        """Send the request to the leased engine and its answer to the client.
+
+        True where the engine told of its failure inside of an answer that had begun. Raises EngineFailed.
+        """
+        target = job.target
+        body = job.body.for_engine(lease.adapter, salt=target.salt)
+        # its own id for each attempt: an engine that is told to abort an id ends every request of that id
+        engine_id = b"%s-%x" % (trace.request_id, lease.number)
+        trace.forwarded_at = self._loop.time()
+        response = await self._upstream.request(
+            lease.host,
+            lease.port,
+            method=b"POST",
+            target=exchange.path.encode(),
+            headers=[_JSON, (b"x-request-id", engine_id)],
+            body=body,
+            deadline=job.deadline,
+        )
+        headers = answer_headers(trace, lease)
+        try:
+            if response.status != 200:
+                await self._engine_refusal(response, lease, target)
+            answer = AnswerFilter(lease.adapter, target.shown)
+            return await self._relay(exchange, trace, response, headers, answer)
+        except RequestRefused as refused:
+            trace.status = refused.status
+            trace.outcome = _REFUSED_OUTCOME.get(refused.status, Outcome.INVALID_REQUEST)
+            outcome = (b"x-roost-outcome", trace.outcome.value.encode())
+            exchange.respond(refused.status, [*headers, _JSON, outcome], refused.body)
+            return False
+        finally:
+            response.abort()
+
+    async def _relay(
+        self, exchange: Exchange, trace: Trace, response: UpstreamResponse, headers: list[Header], answer: AnswerFilter
+    ) -> bool:
+        is_stream = (response.headers.get(b"content-type") or b"").startswith(b"text/event-stream")
+        try:
+            await exchange.relay(response, [*headers, _OUTCOME_OK], answer)
+        except (EngineFailed, DeadlinePassed) as error:
+            if exchange.started and is_stream:
+                exchange.write(answer.closing_event(error_answer(error)[2]))
+            raise
+        if answer.engine_error:
+            trace.fail(EngineFailed(f"engine {trace.engine} failed while it generated"))
+        return answer.engine_error
+
+    async def _engine_refusal(self, response: UpstreamResponse, lease: Lease, target: Target) -> None:
+        """Raise what an answer other than 200 means.
+
+        404 too is a failure of the engine: the lease promised that it has the adapter.
+        """
+        body = await response.read(_MAX_ERROR_BYTES)
+        if is_clients_fault(response.status):
+            raise RequestRefused(response.status, rename(body, lease.adapter.encode(), target.shown.encode()))
+        detail = error_code(body) or response.status
+        raise EngineFailed(f"engine {lease.engine} on node {lease.node.name} answered {detail}")
+
+    def _refuse(self, exchange: Exchange, trace: Trace, error: RoostError) -> None:
+        """Tell the client, or where an answer has begun break it off so that it can't pass for a whole one."""
+        if exchange.is_gone:
+            return
+        if exchange.started:
+            exchange.abort()
+            return
+        status, headers, body = error_answer(error)
+        exchange.respond(status, [*headers, (b"x-request-id", trace.request_id)], body)
+
+    def _end_cancelled(self, exchange: Exchange, trace: Trace) -> None:
+        if exchange.is_gone:
+            trace.fail(ClientGone("the client went away"))
+            return
+        stopping = NoHealthyNode("this gateway is stopping", retry_after_s=1.0)
+        trace.fail(stopping)
+        self._refuse(exchange, trace, stopping)
+
+    def _account(self, exchange: Exchange, trace: Trace) -> None:
+        now = self._loop.time()
+        metrics = self._metrics
+        metrics.in_flight -= 1
+        route = metrics.routes[trace.route]
+        route.outcomes[trace.outcome] += 1
+        route.latency.observe(now - trace.received_at)
+        if exchange.answered_at:
+            route.first_byte.observe(exchange.answered_at - trace.received_at)
+        if trace.attempts == 1 and trace.forwarded_at:
+            route.added.observe(trace.forwarded_at - trace.received_at - trace.waited_s)
+        if trace.waited:
+            metrics.cold_waits.observe(trace.waited_s)
+        if self._access_log is not None:
+            self._access_log.add(
+                trace.record(at=time.time(), now=now, answered_at=exchange.answered_at, bytes_out=exchange.sent_bytes)
+            )
+
+
+def answer_headers(trace: Trace, lease: Lease) -> list[Header]:
+    """The headers that say who answered."""
+    return [
+        (b"x-roost-revision", trace.model.encode()),
+        (b"x-roost-node", lease.node.name.encode()),
+        (b"x-request-id", trace.request_id),
+    ]
+
+
+def parse_timeout(value: bytes | None, longest_s: float) -> float:
+    """Seconds of ``X-Request-Timeout``, at most ``longest_s``, which also stands where there is none.
+
+    Raises InvalidRequest.
+    """
+    if value is None:
+        return longest_s
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise InvalidRequest("X-Request-Timeout must be a positive number of seconds", field="x-request-timeout")
+    return min(seconds, longest_s)

@@ -1,0 +1,129 @@
+"""Leases: what holds a revision in its slot on an engine for as long as a request uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping
+
+from wire.node import Acquire, AnswerOfNode, AskOfNode, Granted, Refused, Release
+from wire.outcomes import NoHealthyNode, RoostError, error_for
+from wire.sockets import Requester
+
+from .nodes import Node
+from .placement import Demand
+
+_RETRY_S = 0.5
+# of a node that is away: past this many it has long forgotten them
+_MOST_OWED = 65_536
+
+
+class TryElsewhere(Exception):
+    """This node can't take the request now, another one may. ``error`` is the answer where there is no other."""
+
+    def __init__(self, error: RoostError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Lease:
+    """A granted lease. Whoever holds it calls ``release`` exactly once or more; only the first call counts."""
+
+    __slots__ = ("_desk", "_released", "adapter", "engine", "host", "node", "number", "port", "waited")
+
+    def __init__(self, desk: LeaseDesk, node: Node, granted: Granted) -> None:
+        self._desk = desk
+        self._released = False
+        self.node = node
+        self.number = granted.lease
+        self.engine = granted.engine
+        self.host = granted.host
+        self.port = granted.port
+        self.adapter = granted.adapter
+        self.waited = granted.waited
+
+    def release(self, *, engine_failed: bool = False) -> None:
+        """Give it back. ``engine_failed`` has the sidecar look at the engine at once."""
+        if not self._released:
+            self._released = True
+            self.node.leased -= 1
+            self._desk.give_back(self.node.name, self.number, self.engine if engine_failed else "")
+
+
+class LeaseDesk:
+    """Acquires from sidecars and gives back to them. Releases of one turn of the loop share one message."""
+
+    def __init__(self, requesters: Mapping[str, Requester[AskOfNode, AnswerOfNode]], *, gateway: str) -> None:
+        self._requesters = requesters
+        self._gateway = gateway
+        self._loop = asyncio.get_running_loop()
+        self._returned: dict[str, list[int]] = {}
+        self._flush_timer: asyncio.Handle | None = None
+        # unique over this gateway's lives too: a number of a former life may still be held
+        self._numbers = itertools.count(time.time_ns() // 1_000_000 << 20)
+
+    async def acquire(self, node: Node, demand: Demand, *, size: int, timeout_s: float) -> Lease:
+        """A lease on ``node``. Raises TryElsewhere, or the refusal, or DeadlinePassed.
+
+        Where no grant arrives, the lease is given back all the same: the grant may be on its way.
+        """
+        number = next(self._numbers)
+        ask = Acquire(
+            gateway=self._gateway,
+            lease=number,
+            base=demand.base,
+            tenant=demand.tenant,
+            policy=demand.policy,
+            digest=demand.digest,
+            size=size,
+            rank=demand.rank,
+        )
+        answer: AnswerOfNode | None = None
+        try:
+            answer = await self._requesters[node.name].request(ask, timeout_s=timeout_s)
+        except NoHealthyNode as error:
+            raise TryElsewhere(error) from None
+        finally:
+            if answer is None:
+                self.give_back(node.name, number)
+        if isinstance(answer, Granted):
+            node.leased += 1
+            return Lease(self, node, answer)
+        raise _refusal(answer, node)
+
+    def give_back(self, node: str, number: int, failed_engine: str = "") -> None:
+        """Release a lease by number; with the message that its engine failed, at once."""
+        if failed_engine:
+            self._send(node, [number], failed_engine)
+            return
+        self._returned.setdefault(node, []).append(number)
+        if self._flush_timer is None:
+            self._flush_timer = self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send the releases that were collected; what a node that is away doesn't get is tried again."""
+        self._flush_timer = None
+        returned, self._returned = self._returned, {}
+        for node, numbers in returned.items():
+            if not self._send(node, numbers, "") and len(numbers) < _MOST_OWED:
+                self._returned[node] = numbers
+        if self._returned:
+            self._flush_timer = self._loop.call_later(_RETRY_S, self.flush)
+
+    def close(self) -> None:
+        """Send what is left, and no more after that."""
+        self.flush()
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+
+    def _send(self, node: str, numbers: list[int], failed_engine: str) -> bool:
+        release = Release(gateway=self._gateway, leases=tuple(numbers), failed_engine=failed_engine)
+        return self._requesters[node].send(release)
+
+
+def _refusal(answer: AnswerOfNode, node: Node) -> Exception:
+    if not isinstance(answer, Refused):
+        return TryElsewhere(NoHealthyNode(f"node {node.name} answered a lease with {type(answer).__name__}"))
+    error = error_for(answer.outcome, answer.message, field=answer.field, retry_after_s=answer.retry_after_s)
+    return TryElsewhere(error) if answer.elsewhere else error

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.placement import Demand, place
+from gateway.placement.rendezvous import order
+from wire.node import NodeReport, Residency
+from wire.outcomes import BaseNotDeployed, NoHealthyNode, RoostError, Unfit
+
+from ..fleet_states import base_demand, demand, digest_of, engine, report, table
+
+ADAPTER = "acme@" + digest_of(1)
+
+
+def chosen(asked: Demand, *reports: NodeReport, excluded: tuple[str, ...] = ()) -> str:
+    return place(asked, table(*reports).all, excluded=excluded).name
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> list[NodeReport]:
+    names = draw(st.lists(st.sampled_from([f"n{i}" for i in range(12)]), min_size=1, unique=True))
+    return [
+        report(
+            name,
+            engine(
+                serving=draw(st.sampled_from([(), (ADAPTER,)])),
+                outstanding=draw(st.integers(0, 200)),
+                slots=draw(st.integers(1, 2)),
+                health=draw(st.sampled_from(["ready", "ready", "starting"])),
+            ),
+            resident=draw(st.sampled_from([{}, {digest_of(1): Residency.RESIDENT}])),
+        )
+        for name in names
+    ]
+
+
+@given(fleet=fleets(), data=st.data())
+def test_gateways_that_see_the_same_reports_choose_the_same_node(fleet: list[NodeReport], data: st.DataObject) -> None:
+    shuffled = data.draw(st.permutations(fleet))
+    mine, theirs = table(*fleet), table(*shuffled)
+    # leases of one's own are not in the reports
+    for count, node in enumerate(theirs):
+        node.leased = count
+
+    def outcome(nodes: tuple[object, ...]) -> str:
+        try:
+            return place(demand(), nodes).name  # type: ignore[arg-type]
+        except RoostError as error:
+            return error.message
+
+    assert outcome(mine.all) == outcome(theirs.all)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "error", "reason"),
+    [
+        ([report("a", engine(base="other"))], demand(), BaseNotDeployed, "no node runs"),
+        ([report("a", engine(fingerprint="0" * 64))], demand(), BaseNotDeployed, "fingerprint"),
+        ([report("a")], demand(rank=32), Unfit, "rank 32"),
+        ([report("a", engine(targets=("q", "v")))], demand(targets=("q", "gate")), Unfit, "gate"),
+        ([report("a", engine(health="starting"))], demand(), NoHealthyNode, "healthy"),
+        ([report("a", draining=True)], demand(), NoHealthyNode, "draining"),
+        ([], demand(), NoHealthyNode, "reported"),
+    ],
+)
+def test_where_no_node_is_left_the_last_filter_says_why(
+    nodes: list[NodeReport], asked: Demand, error: type[RoostError], reason: str
+) -> None:
+    with pytest.raises(error, match=reason):
+        chosen(asked, *nodes)
+
+
+def test_a_silent_node_is_unhealthy_but_still_known_to_run_the_base() -> None:
+    nodes = table(report("a"))
+    nodes["a"].fall_silent()
+    with pytest.raises(NoHealthyNode) as caught:
+        place(demand(), nodes.all)
+    assert caught.value.retry_after_s is not None
+
+
+def test_a_node_in_doubt_is_taken_where_there_is_no_other() -> None:
+    nodes = table(report("a"), report("b"))
+    first = place(demand(), nodes.all)
+    first.doubt()
+    second = place(demand(), nodes.all)
+    assert second is not first
+    second.doubt()
+    assert place(demand(), nodes.all) is first
+
+
+@pytest.mark.parametrize(
+    ("good", "poor"),
+    [
+        (report("NAME", engine(serving=(ADAPTER,), outstanding=60, slots=1)), report("NAME")),
+        (report("NAME", resident={digest_of(1): Residency.RESIDENT}), report("NAME")),
+        (report("NAME"), report("NAME", engine(slots=1, serving=("acme@" + digest_of(2),)))),
+        (report("NAME", engine(outstanding=3)), report("NAME", engine(outstanding=70))),
+    ],
+    ids=["serving", "resident", "free slot", "idle"],
+)
+def test_the_better_node_wins_whichever_comes_first_in_order(good: NodeReport, poor: NodeReport) -> None:
+    for better, worse in (("a", "b"), ("b", "a")):
+        reports = [_called(better, good), _called(worse, poor)]
+        assert chosen(demand(), *reports) == better
+
+
+def _called(name: str, state: NodeReport) -> NodeReport:
+    return report(name, *state.engines, resident=state.resident)
+
+
+def test_a_node_that_just_failed_is_left_out_unless_it_is_the_only_one() -> None:
+    first = chosen(demand(), report("a"), report("b"))
+    other = {"a": "b", "b": "a"}[first]
+    assert chosen(demand(), report("a"), report("b"), excluded=(first,)) == other
+    assert chosen(demand(), report("a"), excluded=("a",)) == "a"
+    assert chosen(demand(), report("a"), report("b"), excluded=("a", "b")) == first
+
+
+def test_base_requests_go_where_the_least_is_outstanding() -> None:
+    nodes = table(report("a", engine(outstanding=5)), report("b", engine(outstanding=2)))
+    assert place(base_demand(), nodes.all).name == "b"
+    nodes["b"].leased = 9
+    assert place(base_demand(), nodes.all).name == "a"
+
+
+def test_a_few_leases_more_do_not_move_a_policy() -> None:
+    names = Counter(
+        chosen(demand(), report("a", engine(outstanding=one)), report("b", engine(outstanding=other)))
+        for one, other in itertools.product(range(0, 30, 5), repeat=2)
+    )
+    assert len(names) == 1
+
+
+def _share_that_moves(before: list[str], after: list[str], policies: int = 3000) -> float:
+    def winners(nodes: list[str]) -> Callable[[str], str]:
+        return lambda policy: order(policy, nodes)[0]
+
+    old, new = winners(before), winners(after)
+    moved = sum(old(f"t/p{i}") != new(f"t/p{i}") for i in range(policies))
+    return moved / policies
+
+
+def test_a_node_that_joins_moves_the_least_that_it_can() -> None:
+    nodes = [f"node-{i}" for i in range(10)]
+    assert _share_that_moves(nodes, [*nodes, "new"]) < 1.15 / 11
+    assert _share_that_moves(nodes, nodes[1:]) < 1.15 / 10
+
+
+def test_policies_are_spread_evenly() -> None:
+    nodes = [f"node-{i}" for i in range(8)]
+    counts = Counter(order(f"t/p{i}", nodes)[0] for i in range(8000))
+    assert min(counts.values()) > 850
+    assert max(counts.values()) < 1150
