@@ -1,0 +1,56 @@
+"""Bounds of the front door and of the upstream side. Sizes in bytes, times in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What one client connection may ask of a gateway.
+
+    A body must be complete after ``body_timeout_s``, or have come at ``min_body_rate`` (bytes/s) over each such span.
+    A client that takes nothing for ``stall_s`` of what is ready for it is given up. After a refusal the rest of the
+    request is read and thrown away for ``linger_s``, so that the client gets to see the answer.
+    """
+
+    max_target_bytes: int = 8192
+    max_head_bytes: int = 32768
+    max_headers: int = 100
+    max_body_bytes: int = 8 << 20
+    max_control_body_bytes: int = 64 << 30
+    head_timeout_s: float = 15.0
+    body_timeout_s: float = 30.0
+    min_body_rate: float = 16384.0
+    keep_alive_s: float = 75.0
+    stall_s: float = 60.0
+    linger_s: float = 2.0
+    max_connections: int = 16384
+
+    def __post_init__(self) -> None:
+        _require_positive(self)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamLimits:
+    """What the pool may ask of one upstream, a (host, port).
+
+    ``idle_s`` stays under the 5 s after which uvicorn closes an idle connection, so that a request seldom meets a
+    connection that is just being closed.
+    """
+
+    max_connections: int = 4096
+    max_idle: int = 512
+    idle_s: float = 4.0
+    connect_timeout_s: float = 5.0
+    max_head_bytes: int = 65536
+    max_headers: int = 200
+
+    def __post_init__(self) -> None:
+        _require_positive(self)
+
+
+def _require_positive(limits: HttpLimits | UpstreamLimits) -> None:
+    for name in limits.__slots__:
+        if not getattr(limits, name) > 0:
+            raise ValueError(f"{name} must be positive, not {getattr(limits, name)!r}")
