@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import lmdb
 import msgspec
@@ -21,7 +21,8 @@ MAX_KEY_BYTES = 511
 _MAX_NUMBER = (1 << 63) - 1
 
 R = TypeVar("R")
-Txn = lmdb.Transaction[bytes]
+# only its stub is generic
+Txn: TypeAlias = "lmdb.Transaction[bytes]"
 
 
 def text_key(text: str) -> bytes:
