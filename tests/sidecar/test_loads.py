@@ -1,0 +1,312 @@
+"""Cold loads: single flight, bounds, deadlines, failures."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.interface import Removal
+from sidecar.effects import StartFetch, StartInstall
+from sidecar.events import PrefetchHinted
+from wire.outcomes import Outcome
+
+from .bench import SIZE, TENANT, Bench, digest, name
+
+
+def test_thousand_first_asks_are_one_fetch_and_one_install() -> None:
+    bench = Bench()
+    asks = [bench.ask(1, gateway=f"g{number % 3}", lease=number) for number in range(1000)]
+    bench.fetched(1)
+    bench.installed(1)
+    assert len(bench.started(StartFetch)) == len(bench.started(StartInstall)) == 1
+    assert all(bench.granted(ask).adapter == name(1) and bench.granted(ask).waited for ask in asks)
+    assert bench.machine.state.engines["e1"].outstanding == 1000
+
+
+def test_one_digest_of_two_tenants_is_fetched_once_and_installed_for_each() -> None:
+    bench = Bench()
+    mine, theirs = bench.ask(1), bench.ask(1, tenant="other")
+    bench.fetched(1)
+    bench.installed(1)
+    bench.installed(1, tenant="other")
+    assert len(bench.started(StartFetch)) == 1
+    assert (bench.granted(mine).adapter, bench.granted(theirs).adapter) == (name(1), name(1, "other"))
+
+
+def test_serving_adapter_is_granted_at_once() -> None:
+    bench = Bench()
+    bench.serve(1)
+    ask = bench.ask(1)
+    assert (bench.granted(ask).port, bench.granted(ask).waited) == (8001, False)
+
+
+def test_base_and_serving_adapters_never_wait_behind_loads() -> None:
+    bench = Bench(loads_in_flight=1, loads_queued=1)
+    bench.serve(1)
+    for number in (2, 3, 4):
+        bench.ask(number)
+    assert bench.granted(bench.ask(None)).adapter == "base-a"
+    assert bench.granted(bench.ask(1)).adapter == name(1)
+
+
+def test_four_cold_policies_with_one_load_in_flight_and_one_queued() -> None:
+    bench = Bench(slots=4, loads_in_flight=1, loads_queued=1)
+    asks = [bench.ask(number) for number in (1, 2, 3, 4)]
+    for ask in asks[2:]:
+        refused = bench.refused(ask)
+        assert (refused.outcome, refused.elsewhere) == (Outcome.COLD_LOAD_BOUND, True)
+        assert refused.retry_after_s is not None
+        assert refused.retry_after_s > 0
+    bench.fetched(1)
+    bench.installed(1)
+    bench.fetched(2)
+    bench.installed(2)
+    assert [bench.granted(ask).adapter for ask in asks[:2]] == [name(1), name(2)]
+
+
+def test_retry_after_follows_what_loads_take() -> None:
+    def measured(seconds: float) -> float:
+        bench = Bench(slots=8, loads_in_flight=1, loads_queued=1)
+        for number in range(4):
+            bench.ask(number)
+            bench.wait(seconds)
+            bench.fetched(number)
+            bench.installed(number)
+        bench.ask(10)
+        bench.ask(11)
+        return bench.refused(bench.ask(12)).retry_after_s or 0.0
+
+    assert measured(8.0) > 4 * measured(0.5)
+
+
+def test_waiters_of_one_load_are_bounded() -> None:
+    bench = Bench(waiters_per_load=2)
+    bench.ask(1)
+    bench.ask(1)
+    refused = bench.refused(bench.ask(1))
+    assert (refused.outcome, refused.elsewhere) == (Outcome.COLD_LOAD_BOUND, True)
+
+
+def test_no_more_than_the_limit_is_in_flight() -> None:
+    bench = Bench(slots=8, loads_in_flight=2)
+    for number in range(6):
+        bench.ask(number)
+    assert len(bench.fetches) == 2
+    bench.fetched(0)
+    assert len(bench.fetches) == 1, "an install counts as in flight"
+    bench.installed(0)
+    assert len(bench.fetches) == 2
+
+
+def test_installs_of_an_engine_go_one_at_a_time() -> None:
+    bench = Bench(slots=8, loads_in_flight=4)
+    for number in (1, 2, 3):
+        bench.ask(number)
+    for number in (1, 2, 3):
+        bench.fetched(number)
+    assert len(bench.started(StartInstall)) == 1
+    for number in (1, 2, 3):
+        bench.installed(number)
+    assert bench.serving() == {name(1), name(2), name(3)}
+
+
+def test_deadline_passes_for_one_waiter_while_another_waits_on() -> None:
+    bench = Bench()
+    short, long = bench.ask(1, wait_s=1.0), bench.ask(1, wait_s=60.0)
+    bench.wait(2.0)
+    assert bench.refused(short).outcome is Outcome.DEADLINE
+    bench.fetched(1)
+    bench.installed(1)
+    assert bench.granted(long)
+
+
+def test_ask_whose_deadline_has_passed_starts_nothing() -> None:
+    bench = Bench()
+    assert bench.refused(bench.ask(1, wait_s=0.0)).outcome is Outcome.DEADLINE
+    assert not bench.fetches
+
+
+def test_queued_load_is_cancelled_when_its_last_waiter_leaves() -> None:
+    bench = Bench(loads_in_flight=1)
+    bench.ask(1)
+    expired, left = bench.ask(2, wait_s=1.0), bench.ask(3)
+    bench.release(left)
+    bench.wait(2.0)
+    assert bench.refused(left).outcome is Outcome.CLIENT_GONE
+    assert bench.refused(expired).outcome is Outcome.DEADLINE
+    bench.fetched(1)
+    bench.installed(1)
+    assert not bench.fetches
+    assert bench.machine.state.queue.queued == 0
+
+
+def test_load_that_nobody_waits_for_any_more_takes_no_slot() -> None:
+    bench = Bench()
+    bench.release(bench.ask(1))
+    bench.fetched(1)
+    assert not bench.calls
+    bench.ask(1)
+    assert not bench.fetches, "the bytes had come"
+    bench.installed(1)
+
+
+def test_failed_fetch_is_known_bad_for_longer_each_time() -> None:
+    bench = Bench(negative_first_s=1.0, negative_max_s=4.0)
+    pauses = []
+    for _ in range(4):
+        ask = bench.ask(1)
+        bench.fetch_failed(1)
+        assert bench.refused(ask).outcome is Outcome.ARTIFACT_UNAVAILABLE
+        again = bench.refused(bench.ask(1))
+        assert again.outcome is Outcome.KNOWN_BAD
+        assert "no such file" in again.message
+        pauses.append(again.retry_after_s)
+        bench.wait(again.retry_after_s or 0.0)
+    assert pauses == pytest.approx([1.0, 2.0, 4.0, 4.0])
+
+
+def test_success_forgives_failures() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.ask(1)
+        bench.fetch_failed(1)
+        bench.wait(10.0)
+    bench.serve(1)
+    bench.ask(2)
+    assert digest(1) not in bench.machine.state.failures
+
+
+def test_broken_install_frees_the_slot_and_is_remembered() -> None:
+    bench = Bench(slots=1)
+    ask = bench.ask(1)
+    bench.fetched(1)
+    bench.broke(1)
+    refused = bench.refused(ask)
+    assert (refused.outcome, refused.elsewhere) == (Outcome.ENGINE_FAILED, True)
+    assert bench.refused(bench.ask(1)).outcome is Outcome.KNOWN_BAD
+    bench.serve(2)
+
+
+def test_rejected_install_is_unfit_from_then_on() -> None:
+    bench = Bench()
+    ask = bench.ask(1)
+    bench.fetched(1)
+    bench.rejected(1)
+    assert bench.refused(ask).outcome is Outcome.UNFIT
+    bench.wait(1000.0, step=100.0)
+    assert bench.refused(bench.ask(1)).outcome is Outcome.UNFIT
+    assert bench.serving() == set()
+
+
+def test_rejected_by_one_engine_goes_to_another_of_other_limits() -> None:
+    bench = Bench(engines=2, up=False)
+    bench.up("e1", slots=2)
+    bench.up("e2", slots=1)
+    ask = bench.ask(1)
+    bench.fetched(1)
+    bench.rejected(1, "e1")
+    bench.installed(1, "e2")
+    assert bench.granted(ask).engine == "e2"
+
+
+def test_rank_above_every_engine_is_unfit_at_once() -> None:
+    bench = Bench()
+    refused = bench.refused(bench.ask(1, rank=17))
+    assert refused.outcome is Outcome.UNFIT
+    assert "rank 17" in refused.message
+    assert "16" in refused.message
+    assert not bench.fetches
+
+
+def test_rank_chooses_the_engine_that_can() -> None:
+    bench = Bench(engines=2, up=False)
+    bench.up("e1", max_rank=8)
+    bench.up("e2", max_rank=64)
+    ask = bench.ask(1, rank=32)
+    bench.fetched(1)
+    bench.installed(1, "e2")
+    assert bench.granted(ask).engine == "e2"
+
+
+def test_base_that_is_not_here_may_be_elsewhere() -> None:
+    bench = Bench()
+    refused = bench.refused(bench.ask(1, base="other"))
+    assert (refused.outcome, refused.elsewhere) == (Outcome.BASE_NOT_DEPLOYED, True)
+
+
+def test_engine_that_is_not_ready_may_be_elsewhere() -> None:
+    bench = Bench(up=False)
+    for number in (1, None):
+        refused = bench.refused(bench.ask(number))
+        assert (refused.outcome, refused.elsewhere) == (Outcome.NO_HEALTHY_NODE, True)
+
+
+@pytest.mark.parametrize("tenant", ["", "UPPER", "a/b", "a@b"])
+def test_malformed_tenant_is_refused(tenant: str) -> None:
+    bench = Bench()
+    assert bench.refused(bench.ask(1, tenant=tenant)).outcome is Outcome.INVALID_REQUEST
+    assert not bench.fetches
+
+
+def test_unsure_install_keeps_its_bytes_until_the_engine_tells() -> None:
+    bench = Bench(slots=2, arena_bytes=16_384)
+    ask = bench.ask(1)
+    bench.fetched(1)
+    bench.unsure(1)
+    refused = bench.refused(ask)
+    assert (refused.outcome, refused.elsewhere) == (Outcome.ENGINE_FAILED, True)
+    other = bench.ask(2)
+    assert digest(2) not in bench.fetches, "no room beside pinned bytes, and no new install for a silent engine"
+    waiting = bench.ask(1)
+    bench.wait(3.0)
+    bench.read({name(1)})
+    assert bench.granted(waiting).adapter == name(1)
+    assert other not in bench.answers
+
+
+def test_unsure_install_that_is_absent_is_sent_again() -> None:
+    bench = Bench()
+    bench.ask(1)
+    bench.fetched(1)
+    bench.unsure(1)
+    bench.wait(3.0)
+    bench.read(set())
+    bench.installed(1)
+    assert bench.granted(bench.ask(1)).adapter == name(1)
+
+
+def test_unsure_removal_is_asked_again_and_sends_nobody_there() -> None:
+    bench = Bench(slots=1)
+    bench.release(bench.serve(1))
+    waiting = bench.ask(2)
+    bench.fetched(2)
+    bench.remove_unsure(1)
+    again = bench.ask(1)
+    assert again not in bench.answers
+    bench.wait(3.0)
+    bench.removed(1, removal=Removal.ABSENT)
+    bench.installed(2)
+    assert bench.granted(waiting).adapter == name(2)
+
+
+def test_prefetch_brings_bytes_only_while_nothing_is_loaded() -> None:
+    bench = Bench()
+    bench.ask(1)
+    bench.send(PrefetchHinted(digest=digest(2), size=SIZE))
+    assert digest(2) not in bench.fetches
+    bench.fetched(1)
+    bench.installed(1)
+    bench.send(PrefetchHinted(digest=digest(2), size=SIZE))
+    bench.fetched(2)
+    bench.ask(2)
+    assert not bench.fetches
+    bench.installed(2)
+
+
+def test_ask_joins_a_prefetch() -> None:
+    bench = Bench()
+    bench.send(PrefetchHinted(digest=digest(1), size=SIZE))
+    ask = bench.ask(1)
+    assert len(bench.started(StartFetch)) == 1
+    bench.fetched(1)
+    bench.installed(1)
+    assert bench.granted(ask).adapter == name(1, TENANT)
