@@ -181,7 +181,9 @@ def _slice(command: ReadJournal, view: Snapshot) -> JournalSlice | Refusal:
 
 
 def _disk_is_full(error: lmdb.Error, folder: Path) -> bool:
-    if error.code in _FULL_CODES:
+    # errors that come from the binding and not from the library carry no code
+    code = getattr(error, "code", 0)
+    if code in _FULL_CODES:
         return True
     room = os.statvfs(folder)
-    return error.code == errno.EIO and room.f_bavail * room.f_frsize < _FULL_BYTES
+    return code == errno.EIO and room.f_bavail * room.f_frsize < _FULL_BYTES

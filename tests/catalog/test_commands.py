@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 
@@ -466,7 +467,7 @@ def test_history_tells_who_did_what_when(catalog: Catalog) -> None:
         (ChannelMoved, "bob"),
     ]
     assert [event.seq for event in history] == sorted(event.seq for event in history)
-    assert all(earlier.at_ms < later.at_ms for earlier, later in zip(history, history[1:], strict=False))
+    assert all(earlier.at_ms < later.at_ms for earlier, later in itertools.pairwise(history))
 
 
 def test_a_reader_may_ask_for_anything(catalog: Catalog) -> None:
