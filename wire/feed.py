@@ -117,7 +117,7 @@ class FeedSubscriber(Generic[M]):
     that numbers ``expected`` to ``got - 1`` were lost, or that this is an epoch not seen before (the first one too, so
     that whoever follows asks for full state at a time when no later message can be missed). ``on_silence()`` says that
     nothing, heartbeats included, came for ``silence_s`` seconds or that the connection broke; ``on_return()`` that the
-    feed is heard again. What a callback raises is logged and counted in ``dropped``, as are malformed messages.
+    feed is heard (again). What a callback raises is logged and counted in ``dropped``, as are malformed messages.
     """
 
     def __init__(

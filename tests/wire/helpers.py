@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
+import zmq
 
-from wire.responder import Reply
+from wire.sockets import Reply, Requester, Responder
 
 
 class Number(msgspec.Struct, frozen=True, tag=True, tag_field="t"):
@@ -44,6 +45,39 @@ def closing(*sockets: Closable) -> Iterator[None]:
     finally:
         for socket in sockets:
             socket.close()
+
+
+LONG_S = 60.0
+"""Longer than anything here takes: a test that waits this long has failed."""
+
+
+def requester(endpoint: str, **options: Any) -> Requester[Asks, Number]:
+    return Requester(endpoint, Asks, Number, **options)
+
+
+def responder(endpoint: str, **options: Any) -> Responder[Asks, Number]:
+    return Responder(endpoint, Asks, Number, double, **options)
+
+
+@contextlib.contextmanager
+def raw_dealer(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
+    """A peer that does not speak our wire."""
+    with zmq.Context.instance().socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(endpoint)
+        yield dealer
+
+
+class Keeper:
+    """A handler that keeps what it is asked, for the test to answer."""
+
+    def __init__(self) -> None:
+        self.asks: list[Asks] = []
+        self.replies: list[Reply[Number]] = []
+
+    def __call__(self, ask: Asks, reply: Reply[Number]) -> None:
+        self.asks.append(ask)
+        self.replies.append(reply)
 
 
 async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:

@@ -109,7 +109,7 @@ async def test_feeds_are_for_allowed_keys_too() -> None:
         FeedSubscriber(
             publisher.endpoint,
             Number,
-            on_message=lambda number, message, who=who: heard[who].append(message.value),  # type: ignore[misc]
+            on_message=lambda number, message, who=who: heard[who].append(message.value),
             on_gap=lambda expected, got: None,
             curve=curve,
         )

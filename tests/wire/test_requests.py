@@ -1,55 +1,30 @@
-"""Asks and answers between a Requester and a Responder: deadlines, peers that go, queues that fill, and garbage."""
+"""Asks and answers between a Requester and a Responder: deadlines, errors, and garbage from either side."""
 
 import asyncio
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
+import socket
+from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
 
-from tests.wire.helpers import Asks, Fail, Number, Silence, closing, double, until
-from wire import endpoints
+from tests.wire.helpers import (
+    LONG_S,
+    Asks,
+    Fail,
+    Keeper,
+    Number,
+    Silence,
+    closing,
+    raw_dealer,
+    requester,
+    responder,
+    until,
+)
 from wire.drops import Drop
-from wire.frames import pack_answer, pack_ask, unpack_ask
+from wire.frames import Verdict, pack_answer, pack_ask, unpack_ask
 from wire.outcomes import DeadlinePassed, InvalidRequest, JournalUnavailable, NoHealthyNode, TooLarge
 from wire.sockets import Reply, Requester, Responder
-
-LONG_S = 60.0
-
-
-def requester(endpoint: str, **options: object) -> Requester[Asks, Number]:
-    return Requester(endpoint, Asks, Number, **options)  # type: ignore[arg-type]
-
-
-def responder(endpoint: str, **options: object) -> Responder[Asks, Number]:
-    return Responder(endpoint, Asks, Number, double, **options)  # type: ignore[arg-type]
-
-
-@contextlib.contextmanager
-def raw_dealer(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
-    """A peer that does not speak our wire."""
-    with zmq.Context.instance().socket(zmq.DEALER) as dealer:
-        dealer.linger = 0
-        dealer.connect(endpoint)
-        yield dealer
-
-
-class Keeper:
-    """A handler that keeps what it is asked, for the test to answer."""
-
-    def __init__(self) -> None:
-        self.asks: list[Asks] = []
-        self.replies: list[Reply[Number]] = []
-
-    def __call__(self, ask: Asks, reply: Reply[Number]) -> None:
-        self.asks.append(ask)
-        self.replies.append(reply)
 
 
 async def test_each_answer_goes_to_its_own_ask(endpoint: str) -> None:
@@ -230,10 +205,20 @@ async def test_an_oversized_frame_costs_its_sender_the_connection_and_nobody_els
         assert server.dropped.total() == 0
 
 
+async def test_bytes_that_are_not_zeromq_cost_nobody_else_anything(endpoint: str) -> None:
+    client, server = requester(endpoint), responder(endpoint)
+    with closing(client, server):
+        for noise in (b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\xff" + bytes(8) + b"\x7f" + bytes(200)):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(endpoint.removeprefix("ipc://"))
+                stranger.sendall(noise)
+                assert (await client.request(Number(21), timeout_s=LONG_S)).value == 42
+
+
 async def test_garbage_answers_are_counted_and_the_ask_still_gets_its_own(endpoint: str) -> None:
     with zmq.Context.instance().socket(zmq.ROUTER) as router:
         router.linger = 0
-        os.makedirs(os.path.dirname(endpoint.removeprefix("ipc://")))  # noqa: PTH103, PTH120
+        Path(endpoint.removeprefix("ipc://")).parent.mkdir()
         router.bind(endpoint)
         client = requester(endpoint)
         with closing(client):
@@ -242,203 +227,16 @@ async def test_garbage_answers_are_counted_and_the_ask_still_gets_its_own(endpoi
             peer, frame = router.recv_multipart()
             number, _, _ = unpack_ask(frame)
             good = msgspec.msgpack.encode(Number(2))
-            for answer in (b"", b"junk", pack_answer(number, 0, b"\xc1"), pack_answer(number + 1, 0, good)):  # type: ignore[arg-type]
+            for answer in (
+                b"",
+                b"junk",
+                pack_answer(number, Verdict.ANSWER, b"\xc1"),
+                pack_answer(number + 1, Verdict.ANSWER, good),
+            ):
                 router.send_multipart([peer, answer])
-            router.send_multipart([peer, pack_answer(number, 0, good)])  # type: ignore[arg-type]
+            router.send_multipart([peer, pack_answer(number, Verdict.ANSWER, good)])
             assert (await ask).value == 2
             assert client.dropped == {Drop.BAD_FRAME: 2, Drop.UNDECODABLE: 1, Drop.LATE_ANSWER: 1}
-
-
-async def test_asks_wait_a_moment_for_a_peer_that_starts(endpoint: str) -> None:
-    client = requester(endpoint, patience_s=LONG_S)
-    ask = asyncio.ensure_future(client.request(Number(3), timeout_s=LONG_S))
-    await asyncio.sleep(0.1)
-    server = responder(endpoint)
-    with closing(client, server):
-        assert (await ask).value == 6
-
-
-async def test_an_absent_peer_is_told_apart_from_a_slow_one(endpoint: str) -> None:
-    client = requester(endpoint, patience_s=0.1, gone=JournalUnavailable)
-    with closing(client):
-        with pytest.raises(JournalUnavailable, match="nobody answers"):
-            await client.request(Number(1), timeout_s=LONG_S)
-        with pytest.raises(JournalUnavailable, match="nobody answers"):
-            await client.request(Number(1), timeout_s=LONG_S)
-    impatient = requester(endpoint, patience_s=LONG_S)
-    with closing(impatient), pytest.raises(DeadlinePassed):
-        await impatient.request(Number(1), timeout_s=0.05)
-
-
-async def test_a_peer_that_goes_fails_what_is_in_flight_and_a_new_one_is_found(endpoint: str) -> None:
-    client, server = requester(endpoint, patience_s=LONG_S), responder(endpoint)
-    with closing(client):
-        for value in range(3):
-            assert (await client.request(Number(value), timeout_s=LONG_S)).value == 2 * value
-            waiting = [asyncio.ensure_future(client.request(Silence(), timeout_s=LONG_S)) for _ in range(10)]
-            await until(lambda: client.in_flight == 10)
-            server.close()
-            outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-            assert {type(outcome) for outcome in outcomes} == {NoHealthyNode}
-            assert not client.connected
-            server = responder(endpoint)
-        assert (await client.request(Number(9), timeout_s=LONG_S)).value == 18
-        server.close()
-
-
-SERVER = """
-import asyncio, sys
-from tests.wire.helpers import Asks, Number, double
-from wire.sockets import Responder
-
-async def serve():
-    Responder(sys.argv[1], Asks, Number, double)
-    print("ready", flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(serve())
-"""
-
-
-@contextlib.contextmanager
-def serving_process(endpoint: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen([sys.executable, "-c", SERVER, endpoint], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            process.kill()
-
-
-async def test_a_killed_process_is_noticed_and_its_successor_serves(endpoint: str) -> None:
-    client = requester(endpoint, patience_s=LONG_S)
-    with closing(client):
-        with serving_process(endpoint) as process:
-            assert (await client.request(Number(1), timeout_s=LONG_S)).value == 2
-            waiting = asyncio.ensure_future(client.request(Silence(), timeout_s=LONG_S))
-            await until(lambda: client.in_flight == 1)
-            process.kill()
-            with pytest.raises(NoHealthyNode, match="went away"):
-                await waiting
-        with serving_process(endpoint):
-            assert (await client.request(Number(2), timeout_s=LONG_S)).value == 4
-
-
-async def test_a_stopped_process_is_noticed_by_its_missing_heartbeat(
-    endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(endpoints, "HEARTBEAT_S", 0.1)
-    monkeypatch.setattr(endpoints, "HEARTBEAT_TIMEOUT_S", 0.5)
-    client = requester(endpoint, patience_s=LONG_S)
-    with closing(client), serving_process(endpoint) as process:
-        await client.request(Number(1), timeout_s=LONG_S)
-        os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(NoHealthyNode, match="went away"):
-            await client.request(Silence(), timeout_s=LONG_S)
-        os.kill(process.pid, signal.SIGCONT)
-        assert (await client.request(Number(3), timeout_s=LONG_S)).value == 6
-
-
-async def test_asks_past_the_bound_in_flight_fail_at_once(endpoint: str) -> None:
-    client, server = requester(endpoint, hwm=5), responder(endpoint)
-    with closing(client, server):
-        waiting = [asyncio.ensure_future(client.request(Silence(), timeout_s=LONG_S)) for _ in range(5)]
-        await until(lambda: client.in_flight == 5)
-        with pytest.raises(NoHealthyNode, match="5 requests in flight"):
-            await client.request(Number(1), timeout_s=LONG_S)
-        assert client.dropped[Drop.QUEUE_FULL] == 1
-        for ask in waiting:
-            ask.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        assert (await client.request(Number(1), timeout_s=LONG_S)).value == 2
-
-
-async def test_a_full_queue_is_an_error_and_never_a_wait(endpoint: str) -> None:
-    with serving_process(endpoint) as process:
-        client = requester(endpoint, hwm=10)
-        with closing(client):
-            await client.request(Number(1), timeout_s=LONG_S)
-            os.kill(process.pid, signal.SIGSTOP)
-            started = time.monotonic()
-            taken = 0
-            while client.send(Number(1, padding=bytes(100_000))):
-                taken += 1
-                assert taken < 1000
-            assert client.dropped[Drop.QUEUE_FULL] == 1
-            with pytest.raises(NoHealthyNode, match="queue_full"):
-                await client.request(Number(1, padding=bytes(100_000)), timeout_s=LONG_S)
-            assert time.monotonic() - started < LONG_S / 4
-
-
-async def test_answers_for_a_peer_that_does_not_read_or_is_gone_are_counted(endpoint: str) -> None:
-    keeper = Keeper()
-    server = Responder(endpoint, Asks, Number, keeper, hwm=10)
-    with closing(server):
-        with raw_dealer(endpoint) as dealer:
-            dealer.rcvhwm = 1
-            for number in range(1, 200):
-                dealer.send(pack_ask(number, LONG_S, msgspec.msgpack.encode(Number(number))))
-                await until(lambda number=number: len(keeper.replies) == number)  # type: ignore[misc]
-            answer = Number(1, padding=bytes(100_000))
-            received = [reply(answer) for reply in keeper.replies[:-1]]
-            assert False in received
-            assert server.dropped[Drop.QUEUE_FULL] == received.count(False)
-        last = keeper.replies[-1]
-        await until(lambda: server.dropped[Drop.PEER_GONE] > 0 or _answered_nowhere(server, last))
-        assert server.dropped[Drop.PEER_GONE] > 0
-
-
-def _answered_nowhere(server: Responder[Asks, Number], reply: Reply[Number]) -> bool:
-    probe: Reply[Number] = Reply(server, reply.peer, 1, reply.deadline)
-    probe(Number(1))
-    return False
-
-
-async def test_closing_fails_what_is_in_flight_and_what_comes_after(endpoint: str) -> None:
-    client, server = requester(endpoint), responder(endpoint)
-    keeper = server
-    with closing(keeper):
-        waiting = asyncio.ensure_future(client.request(Silence(), timeout_s=LONG_S))
-        await until(lambda: client.in_flight == 1)
-        client.close()
-        client.close()
-        with pytest.raises(NoHealthyNode, match="closed"):
-            await waiting
-        with pytest.raises(NoHealthyNode, match="closed"):
-            await client.request(Number(1), timeout_s=LONG_S)
-        assert client.send(Number(1)) is False
-    server.close()
-
-
-async def test_a_reply_after_closing_does_nothing(endpoint: str) -> None:
-    keeper = Keeper()
-    server = Responder(endpoint, Asks, Number, keeper)
-    client = requester(endpoint)
-    with closing(client):
-        ask = asyncio.ensure_future(client.request(Number(1), timeout_s=LONG_S))
-        await until(lambda: bool(keeper.replies))
-        server.close()
-        assert keeper.replies[0](Number(1)) is False
-        with pytest.raises(NoHealthyNode):
-            await ask
-
-
-async def test_sockets_give_back_their_descriptors(endpoint: str) -> None:
-    async def once() -> None:
-        client, server = requester(endpoint), responder(endpoint)
-        with closing(client, server):
-            await client.request(Number(1), timeout_s=LONG_S)
-
-    def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-
-    await once()
-    before = descriptors()
-    for _ in range(10):
-        await once()
-    # libzmq closes in a thread of its own
-    await until(lambda: descriptors() <= before)
 
 
 async def test_an_endpoint_that_is_none_is_refused(folder: object) -> None:
