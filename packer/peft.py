@@ -91,10 +91,13 @@ def pack_peft(folder: Path, shape: BaseShape, out: Sink, *, progress: Progress |
     Memory is bounded by a few blocks beside the mapped input. Raises InvalidRequest or Unfit that name the tensor or
     the field: what was written until then is worth nothing.
     """
-    source = open_peft(folder)
-    dtype = source.dtype
-    content = _account(source, shape, dtype)
-    return write_revision(content, _plan(source, content), dtype, out, progress)
+    return pack_opened(open_peft(folder), shape, out, progress=progress)
+
+
+def pack_opened(source: PeftFolder, shape: BaseShape, out: Sink, *, progress: Progress | None = None) -> ArtifactFacts:
+    """``pack_peft`` for a folder that ``open_peft`` has read."""
+    content = account(source, shape)
+    return write_revision(content, _plan(source, content), source.dtype, out, progress)
 
 
 def peft_name(place: Place, path: str, factor: str, prefix: str) -> str:
@@ -102,8 +105,12 @@ def peft_name(place: Place, path: str, factor: str, prefix: str) -> str:
     return f"{prefix}layers.{place.layer}.{path}.lora_{factor}.weight"
 
 
-def _account(source: PeftFolder, shape: BaseShape, dtype: str) -> Content:
-    """Every tensor that the configuration asks for is there, and no other; each has the shape that it must have."""
+def account(source: PeftFolder, shape: BaseShape) -> Content:
+    """What the folder holds, once every tensor that its configuration asks for is there, and no other.
+
+    Raises InvalidRequest or Unfit that name the tensor or the field.
+    """
+    dtype = source.dtype
     config = source.config
     expected = _expected(source, shape)
     missing = [name for names in expected.values() for name in names if name not in source.header.tensors]

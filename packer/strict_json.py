@@ -42,4 +42,4 @@ def brief(value: Any) -> str:
         return f"a map of {len(value)}"
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    return shown(json.dumps(value))
+    return shown(value) if isinstance(value, str) else json.dumps(value)[:80]
