@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -186,5 +187,10 @@ class CatalogMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-TestCatalogMachine = CatalogMachine.TestCase
-TestCatalogMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+class TestSequences(CatalogMachine.TestCase):  # type: ignore[misc, name-defined]
+    settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.soak
+class TestManySequences(CatalogMachine.TestCase):  # type: ignore[misc, name-defined]
+    settings = settings(max_examples=1000, stateful_step_count=80, deadline=None)
