@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -124,6 +124,14 @@ def check(tree: Mapping[str, Any]) -> RoostConfig:
         raise _invalid(*_field_and_reason(str(error))) from None
     _check_meaning(config)
     return config
+
+
+def with_engines(config: RoostConfig, engines: Sequence[EngineConfig]) -> RoostConfig:
+    """``config`` with more engines. Raises InvalidRequest."""
+    node = msgspec.structs.replace(config.node, engines=(*config.node.engines, *engines))
+    whole = msgspec.structs.replace(config, node=node)
+    _check_meaning(whole)
+    return whole
 
 
 def show(config: RoostConfig) -> dict[str, Any]:

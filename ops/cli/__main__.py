@@ -1,0 +1,5 @@
+"""``python -m ops.cli``: the same as the ``roost`` command."""
+
+from . import main
+
+main()

@@ -1,0 +1,88 @@
+"""``roost pack`` and ``roost unpack``: between PEFT folders and revision files, without a mesh."""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from packer.folder import read_bounded
+from packer.peft import pack_peft
+from packer.revision import RevisionFile
+from packer.shape import MAX_CONFIG_BYTES, BaseShape
+from packer.unpack import write_peft
+from wire.outcomes import InvalidRequest, RoostError
+
+from .output import size_of, tell, tell_json
+from .progress import byte_progress
+from .session import AsJson
+
+
+def register(app: typer.Typer) -> None:
+    app.command("pack")(pack)
+    app.command("unpack")(unpack)
+    app.command("inspect")(inspect)
+
+
+def pack(
+    folder: Annotated[Path, typer.Argument(help="A PEFT folder.")],
+    base_config: Annotated[Path, typer.Option(metavar="FILE", help="config.json of the base it was trained on.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The revision file to write.")],
+    as_json: AsJson = False,
+) -> None:
+    """Pack a PEFT adapter into a revision file: the same bytes in serving order, exactly reversible."""
+    shape = BaseShape.from_config(read_bounded(base_config, MAX_CONFIG_BYTES))
+    part = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        with byte_progress("Packing") as progress, part.open("wb") as out:
+            facts = pack_peft(folder, shape, out, progress=progress)
+        part.replace(output)
+    except OSError as error:
+        if isinstance(error, RoostError):
+            raise
+        raise InvalidRequest(f"--output {output}: {error.strerror}", field="output") from None
+    finally:
+        part.unlink(missing_ok=True)
+    if as_json:
+        tell_json(msgspec.to_builtins(facts))
+    else:
+        tell("Packed ", (str(output), "bold"), f"  {size_of(facts.size)}, rank {facts.rank}, {facts.tensors} tensors")
+        tell(f"digest {facts.digest}")
+
+
+def unpack(
+    file: Annotated[Path, typer.Argument(help="A revision file.")],
+    folder: Annotated[Path, typer.Argument(help="The PEFT folder to write; must not exist.")],
+    base_model: Annotated[str, typer.Option(help="base_model_name_or_path to write into its configuration.")] = "",
+) -> None:
+    """Unpack a revision file into a PEFT folder, tensors bit for bit."""
+    with byte_progress("Unpacking") as progress:
+        write_peft(RevisionFile.open(file).buffer, folder, base_model=base_model, progress=progress)
+    tell("Unpacked into ", (str(folder), "bold"))
+
+
+def inspect(file: Annotated[Path, typer.Argument(help="A revision file.")], as_json: AsJson = False) -> None:
+    """Show what a revision file says of itself, and its digest."""
+    revision = RevisionFile.open(file)
+    facts, manifest = revision.facts(), revision.manifest
+    if as_json:
+        tell_json({**msgspec.to_builtins(facts), "manifest": msgspec.json.decode(manifest.encode())})
+        return
+    scaling = "rsLoRA" if manifest.rslora else "LoRA"
+    tell((file.name, "bold"), f"  {size_of(facts.size)}, {facts.tensors} tensors, {facts.parameters:,} parameters")
+    tell(
+        f"rank {manifest.rank}, alpha {manifest.alpha:g}, {scaling}, {facts.dtype}; targets {', '.join(facts.targets)}"
+    )
+    tell(f"digest {facts.digest}")
+
+
+def decode_config(text: str) -> bytes:
+    """A config.json as the gateway hands it out."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise InvalidRequest("the gateway's copy of the base's config.json is not base64", field="config") from None

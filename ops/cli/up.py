@@ -1,0 +1,180 @@
+"""``roost up`` and ``roost down``: the mesh of this host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.live import Live
+
+from backends.process import stop_recorded
+from wire.outcomes import DeadlinePassed, InvalidRequest
+
+from ..config import EngineConfig, RoostConfig, is_loopback, load, with_engines
+from ..layout import Layout
+from ..supervise.child import StartFailed, last_line
+from ..supervise.run import ENGINE_GRACE_S, save_config, stop_mesh, supervise
+from ..supervise.state import MeshState, Phase, SupervisorLock, read_state
+from .config import ConfigFile
+from .output import OUT, tell, tell_json
+from .render import mesh_view
+from .session import AsJson, StateDir, default_file, session
+
+POLL_S = 0.2
+
+
+def register(app: typer.Typer) -> None:
+    app.command("up")(up)
+    app.command("down")(down)
+
+
+def up(
+    context: typer.Context,
+    config: ConfigFile = None,
+    state_dir: StateDir = None,
+    base: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=PATH", help="Start a vLLM engine for this base; repeat for more.")
+    ] = None,
+    slots: Annotated[int, typer.Option(min=1, help="Adapter slots of each engine of --base.")] = 8,
+    max_rank: Annotated[int, typer.Option(min=1, help="Largest rank of --base's engines.")] = 16,
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16, float32, ...")] = "auto",
+    engines: Annotated[int, typer.Option(min=1, help="Engines for each --base.")] = 1,
+    host: Annotated[str | None, typer.Option(help="Address to serve at.  [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to serve at.  [default: 8080]")] = None,
+    allow_anonymous: Annotated[bool, typer.Option(help="Let requests without a key in (loopback only).")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Run in the background, once everything is ready.")
+    ] = False,
+) -> None:
+    """Start the mesh: registrar, sidecar, engines and gateway; restart what dies; until Ctrl-C or `roost down`."""
+    overrides = {
+        "state_dir": state_dir or session(context).state_dir or None,
+        "gateway.host": host,
+        "gateway.port": port,
+        "gateway.anonymous": True if allow_anonymous else None,
+    }
+    wanted = [_engine(text, slots=slots, max_rank=max_rank, dtype=dtype, count=engines) for text in base or ()]
+    settled = with_engines(load(config or default_file(), os.environ, overrides), wanted)
+    layout = Layout.of(settled.state_dir)
+    layout.make()
+    if detach:
+        _detached(settled, layout)
+    else:
+        _foreground(settled, layout)
+
+
+def down(
+    context: typer.Context,
+    state_dir: StateDir = None,
+    keep_engines: Annotated[bool, typer.Option(help="Leave engines running: the next `up` adopts them.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Stop everything in order: gateway, sidecar, registrar, engines. Also what a killed supervisor left."""
+    layout = session(context).layout(state_dir)
+    ended = stop_mesh(layout, keep_engines=keep_engines) if layout.run.is_dir() else []
+    if as_json:
+        tell_json({"ended": ended})
+    else:
+        tell(f"Stopped: {', '.join(ended)}." if ended else f"Nothing runs from {layout.root}.")
+
+
+def _engine(text: str, *, slots: int, max_rank: int, dtype: str, count: int) -> EngineConfig:
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise InvalidRequest(f"--base {text!r}: expected NAME=PATH, as in --base smol=./models/smol", field="base")
+    if not Path(path).expanduser().is_dir():
+        raise InvalidRequest(f"--base {name}: there is no folder {path}", field="base")
+    return EngineConfig(base=name, model_path=path, slots=slots, max_rank=max_rank, dtype=dtype, count=count)
+
+
+def _foreground(config: RoostConfig, layout: Layout) -> None:
+    """Run the supervisor here, with a live picture of what it does; at its end the engines are stopped too."""
+    with Live(console=OUT, refresh_per_second=4, transient=True) as live:
+        view = _Picture(lambda state, note: live.update(mesh_view(state, note)), config, layout)
+        try:
+            supervise(config, layout, note=view.note, on_state=view.show)
+        finally:
+            live.update("Stopping the engines")
+            stopped = stop_recorded(layout.run, grace_s=ENGINE_GRACE_S) if view.started else []
+    tell(f"Stopped{': ' if stopped else ''}{', '.join(f'engine {name}' for name in stopped)}.")
+
+
+def _detached(config: RoostConfig, layout: Layout) -> None:
+    """Start a keeper that outlives this command, and wait until all of the mesh is ready."""
+    SupervisorLock(layout.lock_file).release()
+    save_config(config, layout)
+    layout.state_file.unlink(missing_ok=True)
+    log = layout.log_file("supervisor")
+    with log.open("ab") as output:
+        keeper = subprocess.Popen(
+            [sys.executable, "-P", "-m", "ops.supervise.keeper", str(layout.root)],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + max([30.0, *(engine.start_timeout_s for engine in config.node.engines)])
+    with Live(console=OUT, refresh_per_second=4, transient=True) as live:
+        view = _Picture(lambda state, note: live.update(mesh_view(state, note)), config, layout)
+        while not view.complete:
+            if keeper.poll() is not None:
+                raise StartFailed(_why(layout) or f"the supervisor ended: {last_line(log)} (see {log})")
+            if time.monotonic() > deadline:
+                raise DeadlinePassed("the engines are not ready yet: see `roost status` and `roost logs`")
+            state = read_state(layout.state_file)
+            if state is not None:
+                view.show(state)
+            time.sleep(POLL_S)
+    tell("Stop it with `roost down`.")
+
+
+class _Picture:
+    """Follows the states of a starting mesh; says once, for good, when all of it is ready."""
+
+    def __init__(self, draw: Callable[[MeshState, str], None], config: RoostConfig, layout: Layout) -> None:
+        self._draw = draw
+        self._config = config
+        self._layout = layout
+        self._note = ""
+        self._last: MeshState | None = None
+        self.started = False
+        self.complete = False
+
+    def note(self, text: str) -> None:
+        self._note = text
+        if self._last is not None:
+            self._draw(self._last, text)
+
+    def show(self, state: MeshState) -> None:
+        self.started = True
+        self._last = state
+        expected = sum(engine.count for engine in self._config.node.engines)
+        ready = state.phase is Phase.READY and state.engines_ready and len(state.engines) == expected
+        if state.phase is Phase.READY:
+            self._note = "" if ready else "engines are starting; `roost logs` shows what they do"
+        self._draw(state, self._note)
+        if ready and not self.complete:
+            self.complete = True
+            welcome(state, self._config, self._layout)
+
+
+def welcome(state: MeshState, config: RoostConfig, layout: Layout) -> None:
+    """What a person needs to know once it is up."""
+    tell(("Roost is up ", "bold green"), (f"{state.url}/v1", "bold"))
+    if not config.node.engines:
+        tell("No engine runs: start one with `roost up --base NAME=PATH`, or name it in roost.toml.")
+    if config.gateway.anonymous:
+        tell("Requests without a key are let in, from this machine only.")
+    elif layout.admin_key.exists():
+        tell(f"The admin key is in {layout.admin_key}; the commands here use it. For other clients:")
+        tell(f"  export OPENAI_BASE_URL={state.url}/v1 OPENAI_API_KEY=$(cat {layout.admin_key})")
+    if not is_loopback(config.gateway.host):
+        tell("It can be reached from other machines, without TLS of its own: put a proxy with TLS in front.")
+
+
+def _why(layout: Layout) -> str:
+    state = read_state(layout.state_file)
+    return state.detail if state is not None else ""
