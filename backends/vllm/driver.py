@@ -26,7 +26,7 @@ from backends.interface import (
 from backends.process import EngineProcess
 from catalog.names import check_part, split_adapter_name
 from packer.unpack import write_engine_peft
-from wire.outcomes import EngineFailed, InvalidRequest
+from wire.outcomes import ArtifactUnavailable, EngineFailed, InvalidRequest, StorageFull, Unfit
 
 from .client import EngineFacts, Unanswered, Unreachable, VllmClient
 from .command import command_for
@@ -160,7 +160,7 @@ class VllmBackend:
         if adapter.rank > limits.max_rank:
             raise InstallRefused(f"rank {adapter.rank} is above this engine's {limits.max_rank}", field="rank")
         async with self._my_turn(deadline):
-            folder = await self._write(adapter)
+            folder = await self._write(adapter, limits.dtype)
             try:
                 await self._connected().load(adapter.adapter, str(folder), deadline - time.monotonic())
             except InstallUncertain as error:
@@ -177,15 +177,21 @@ class VllmBackend:
         except EngineFailed as error:
             raise InstallFailed(error.message) from error
 
-    async def _write(self, adapter: Installable) -> Path:
+    async def _write(self, adapter: Installable, dtype: str) -> Path:
         def fill(folder: Path) -> None:
-            with adapter.view() as view:
-                write_engine_peft(view, folder)
+            write_engine_peft(adapter.view(), folder, dtype=dtype)
 
+        writing = asyncio.ensure_future(asyncio.to_thread(self._folders.write, adapter.adapter, fill))
         try:
-            return await asyncio.to_thread(self._folders.write, adapter.adapter, fill)
-        except InvalidRequest as error:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # the extent may be given away as soon as this call has ended: not under the writer's hands
+            await asyncio.wait([writing])
+            raise
+        except (InvalidRequest, Unfit) as error:
             raise InstallRefused(error.message, field=error.field) from error
+        except (StorageFull, ArtifactUnavailable) as error:
+            raise InstallFailed(error.message) from error
 
     @asynccontextmanager
     async def _my_turn(self, deadline: float) -> AsyncIterator[None]:

@@ -6,15 +6,13 @@ read it. So a restarted sidecar clears up what its former life left.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from catalog.names import split_adapter_name
-from wire.outcomes import ArtifactUnavailable, InvalidRequest, RoostError, StorageFull
+from wire.outcomes import InvalidRequest
 
 # longer than any request may still run on an adapter that a stock server has forgotten
 KEEP_FORGOTTEN_S = 3600.0
@@ -33,29 +31,14 @@ class AdapterFolders:
             raise InvalidRequest(f"{adapter[:80]!r} is not the name of an adapter of ours", field="adapter")
         return self._root / adapter
 
-    def write(self, adapter: str, fill: Callable[[Path], object]) -> Path:
-        """Have ``fill`` write the folder, unless it is there: a folder that has its name is whole.
-
-        Raises StorageFull, ArtifactUnavailable, or what ``fill`` raises; then nothing is left behind.
-        """
-        final = self.path(adapter)
-        if final.is_dir():
-            os.utime(final)
-            return final
-        try:
-            self._root.mkdir(parents=True, exist_ok=True)
-            partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self._root))
-            try:
-                fill(partial)
-                partial.replace(final)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-        except OSError as error:
-            if isinstance(error, RoostError):
-                raise
-            kind = StorageFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else ArtifactUnavailable
-            raise kind(f"the folder of {adapter} can't be written: {error}") from error
-        return final
+    def write(self, adapter: str, fill: Callable[[Path], None]) -> Path:
+        """Have ``fill`` make the folder, whole or not at all, unless it is there. Raises what ``fill`` raises."""
+        folder = self.path(adapter)
+        if folder.is_dir():
+            os.utime(folder)
+        else:
+            fill(folder)
+        return folder
 
     def discard(self, adapter: str) -> None:
         """Remove the folder of an adapter that the engine no longer has."""
@@ -68,7 +51,7 @@ class AdapterFolders:
             os.utime(folder)
 
     def sweep(self, named: Collection[str], *, now: float) -> None:
-        """Remove folders, partial ones too, that ``named`` lacks and that nothing needed for a while (Unix time)."""
+        """Remove folders, drafts too, that ``named`` lacks and that nothing needed for a while (Unix time)."""
         if not self._root.is_dir():
             return
         for folder in self._root.iterdir():

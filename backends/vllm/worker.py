@@ -40,7 +40,7 @@ def add_lora(self: Any, lora_request: LoRARequest) -> str:
         # memory and files may be there next time; anything else lies in the adapter itself
         passing = isinstance(error, OSError | MemoryError) or "NotFound" in type(error).__name__
         passing = passing or "OutOfMemory" in type(error).__name__
-        return f"{FAILED if passing else REFUSED}{error or type(error).__name__}"
+        return f"{FAILED if passing else REFUSED}{str(error) or type(error).__name__}"
     return ""
 
 
@@ -55,6 +55,8 @@ def targets(self: Any) -> list[str]:
 
 def _check_layers(adapters: Any, adapter: Any) -> None:
     """Raises ValueError for a layer that the model lacks: vLLM would ignore it and serve another function."""
+    if not adapter.loras:
+        raise ValueError("the adapter has no tensors")
     known = set(adapters.modules).union(*adapters.packed_modules.values())
     unknown = sorted(set(adapter.loras) - known)
     if unknown and not _is_split_over_layers(adapters):

@@ -1,0 +1,114 @@
+"""What the tests of engines share: revisions as a sidecar would hand them over, and requests as a gateway would."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from backends.interface import EngineSettings, Health, Installable
+from backends.vllm.driver import VllmBackend
+from catalog.names import adapter_name
+from packer.peft import pack_peft
+from packer.shape import BaseShape
+from tests.models import chat_prompt
+
+PROMPT = "hello there"
+
+
+def installable(folder: Path, base: Path, *, tenant: str = "acme", claim_rank: int | None = None) -> Installable:
+    """The revision packed from a PEFT folder, with its bytes in memory."""
+    packed = io.BytesIO()
+    facts = pack_peft(folder, BaseShape.from_config((base / "config.json").read_bytes()), packed)
+    return from_bytes(packed.getvalue(), facts.digest, claim_rank or facts.rank, tenant=tenant)
+
+
+def from_bytes(data: bytes, digest: str, rank: int, *, tenant: str = "acme") -> Installable:
+    return Installable(
+        adapter=adapter_name(tenant, digest),
+        digest=digest,
+        rank=rank,
+        segment="",
+        offset=0,
+        length=len(data),
+        generation=1,
+        view=lambda: memoryview(data),
+    )
+
+
+def tiny_settings(model: Path, **changes: Any) -> EngineSettings:
+    """Exact and small: float32, two slots of rank 8, contexts of 256 tokens."""
+    settings: dict[str, Any] = {
+        "name": "tiny", "base": "tiny-base", "model_path": str(model), "fingerprint": "f" * 64, "slots": 2,
+        "max_rank": 8, "dtype": "float32", "max_model_len": 256, "kv_cache_bytes": 64 << 20, "device": "cpu",
+    }  # fmt: skip
+    return EngineSettings(**(settings | changes))
+
+
+async def until_ready(backend: VllmBackend, seconds: float = 120.0) -> float:
+    """Seconds until READY; fails with the driver's reason where the engine dies."""
+    started = time.monotonic()
+    while time.monotonic() - started < seconds:
+        health = await backend.health()
+        if health is Health.READY:
+            return time.monotonic() - started
+        assert health is not Health.DEAD, backend.detail
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"not ready within {seconds:g} s")
+
+
+async def until_dead(backend: VllmBackend, seconds: float = 10.0) -> float:
+    started = time.monotonic()
+    while await backend.health() is not Health.DEAD:
+        assert time.monotonic() - started < seconds, "still not noticed"
+        await asyncio.sleep(0.05)
+    return time.monotonic() - started
+
+
+class Caller:
+    """Sends completions straight to an engine."""
+
+    def __init__(self, backend: VllmBackend, base: Path) -> None:
+        host, port = backend.address()
+        self.url = f"http://{host}:{port}"
+        self._prompt = chat_prompt(base, PROMPT)
+        self._session = aiohttp.ClientSession()
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    def _body(self, model: str, max_tokens: int, stream: bool) -> dict[str, Any]:
+        return {
+            "model": model, "prompt": self._prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream,
+        }  # fmt: skip
+
+    async def complete(self, model: str, max_tokens: int = 24) -> tuple[int, str]:
+        """(status, text): greedy, and the error's text where there is one."""
+        async with self._session.post(
+            f"{self.url}/v1/completions", json=self._body(model, max_tokens, False)
+        ) as answer:
+            body = await answer.json()
+            return answer.status, body["choices"][0]["text"] if answer.status == 200 else json.dumps(body)
+
+    async def stream(self, model: str, max_tokens: int, started: asyncio.Event) -> str:
+        """Read a stream to its end, setting ``started`` at its first token. Returns the text."""
+        text = ""
+        async with self._session.post(f"{self.url}/v1/completions", json=self._body(model, max_tokens, True)) as answer:
+            async for line in answer.content:
+                if line.startswith(b"data: {"):
+                    text += json.loads(line.removeprefix(b"data: "))["choices"][0]["text"]
+                    started.set()
+        return text
+
+    async def get(self, path: str) -> Any:
+        async with self._session.get(f"{self.url}{path}") as answer:
+            return await answer.json()
+
+    async def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+        async with self._session.post(f"{self.url}{path}", json=body) as answer:
+            return answer.status, await answer.text()

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from aiohttp import web
+
+from backends.interface import Health, Installable, InstallFailed, InstallRefused, InstallUncertain, Removal
+from backends.registry import make_backend
+from backends.vllm import driver
+from backends.vllm.driver import VllmBackend
+from tests.backends.fake import Fake, Handler, answer, serving, silence, vllm_error
+from tests.backends.support import from_bytes, installable, tiny_settings
+from tests.models import make_adapter, make_tiny_base
+from wire.outcomes import EngineFailed, InvalidRequest
+
+
+class Routes(Fake):
+    """A server of tiny-base whose routes can be replaced one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.routes: dict[str, Handler] = {
+            "GET /health": answer(200),
+            "GET /v1/models": answer(200, {"data": [{"id": "tiny-base"}, {"id": "strange", "parent": "tiny-base"}]}),
+            "GET /v1/load_lora_adapter": answer(405),
+            "GET /roost/engine": answer(
+                200,
+                {"plugin": 1, "slots": 4, "max_rank": 8, "dtype": "bfloat16", "targets": ["q", "v"], "adapters": {}},
+            ),
+            "POST /v1/load_lora_adapter": answer(200, {}),
+            "POST /v1/unload_lora_adapter": answer(200, {}),
+        }
+
+    async def dispatch(self, request: web.Request) -> web.StreamResponse:
+        return await self.routes[f"{request.method} {request.path}"](request)
+
+
+class Setting(NamedTuple):
+    routes: Routes
+    backend: VllmBackend
+    revision: Installable
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def revision(tmp_path_factory: pytest.TempPathFactory) -> Installable:
+    root = tmp_path_factory.mktemp("revision")
+    base = make_tiny_base(root / "base")
+    return installable(make_adapter(root / "adapter", base), base)
+
+
+@pytest.fixture
+async def setting(tmp_path: Path, revision: Installable) -> AsyncIterator[Setting]:
+    routes = Routes()
+    async with serving(routes) as port:
+        settings = tiny_settings(tmp_path, attach=f"127.0.0.1:{port}")
+        backend = VllmBackend(settings, run_dir=tmp_path / "run", log_dir=tmp_path / "log")
+        await backend.start()
+        yield Setting(routes, backend, revision, tmp_path / "run" / "adapters" / "tiny" / revision.adapter)
+        await backend.detach()
+
+
+@pytest.mark.parametrize("address", ["nowhere", ":80", "host:", "host:0", "host:65536", "host:x"])
+def test_an_address_that_is_none_is_named(tmp_path: Path, address: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not HOST:PORT"):
+        VllmBackend(tiny_settings(tmp_path, attach=address), run_dir=tmp_path, log_dir=tmp_path)
+
+
+def test_backends_are_made_by_name(tmp_path: Path) -> None:
+    made = make_backend(tiny_settings(tmp_path), run_dir=tmp_path, log_dir=tmp_path)
+    assert isinstance(made, VllmBackend)
+    with pytest.raises(InvalidRequest, match="no backend 'sgling'"):
+        make_backend(tiny_settings(tmp_path, backend="sgling"), run_dir=tmp_path, log_dir=tmp_path)
+    with pytest.raises(InvalidRequest, match=r"engine '\.\./x'"):
+        make_backend(tiny_settings(tmp_path, name="../x"), run_dir=tmp_path, log_dir=tmp_path)
+
+
+async def test_a_server_that_never_comes_is_dead_in_the_end(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path, attach="127.0.0.1:9", start_timeout_s=0.3)
+    backend = VllmBackend(settings, run_dir=tmp_path, log_dir=tmp_path)
+    with pytest.raises(EngineFailed, match="was not started"):
+        await backend.installed()
+    await backend.start()
+    assert await backend.health() is Health.STARTING
+    await asyncio.sleep(0.4)
+    assert await backend.health() is Health.DEAD
+    assert "nobody answers" in backend.detail
+    await backend.stop()
+
+
+async def test_a_dead_core_makes_the_engine_dead_at_once(setting: Setting) -> None:
+    assert await setting.backend.health() is Health.READY
+    setting.routes.routes["GET /health"] = answer(503)
+    assert await setting.backend.health() is Health.DEAD
+    assert "core is gone" in setting.backend.detail
+
+
+async def test_a_silent_engine_is_given_a_while(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "HEALTH_TIMEOUT_S", 0.05)
+    setting.routes.routes["GET /health"] = silence
+    assert await setting.backend.health() is Health.STARTING
+    setting.routes.routes["GET /health"] = answer(200)
+    assert await setting.backend.health() is Health.READY
+    setting.routes.routes["GET /health"] = silence
+    assert await setting.backend.health() is Health.READY
+    monkeypatch.setattr(driver, "SILENCE_S", 0.0)
+    assert await setting.backend.health() is Health.DEAD
+    assert "silent" in setting.backend.detail
+
+
+async def test_a_server_that_takes_no_adapters_says_how_it_would(setting: Setting) -> None:
+    setting.routes.routes["GET /v1/load_lora_adapter"] = answer(404)
+    with pytest.raises(EngineFailed, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
+        await setting.backend.limits()
+    with pytest.raises(InstallFailed, match="takes no adapters"):
+        await setting.backend.install(setting.revision, 5)
+
+
+async def test_only_adapters_of_ours_count_as_installed(setting: Setting) -> None:
+    cards = [{"id": "tiny-base"}, {"id": "strange", "parent": "x"}, {"id": setting.revision.adapter, "parent": "x"}]
+    setting.routes.routes["GET /v1/models"] = answer(200, {"data": cards})
+    assert await setting.backend.installed() == {setting.revision.adapter}
+
+
+async def test_the_folder_stays_while_the_engine_may_read_it(setting: Setting) -> None:
+    routes, backend, revision, folder = setting
+    await backend.install(revision, 5)
+    assert (folder / "adapter_model.safetensors").exists()
+    routes.routes["POST /v1/unload_lora_adapter"] = answer(409, {})
+    assert await backend.remove(revision.adapter, 5) is Removal.BUSY
+    assert folder.exists()
+    routes.routes["POST /v1/unload_lora_adapter"] = answer(200, {})
+    assert await backend.remove(revision.adapter, 5) is Removal.REMOVED
+    assert not folder.exists()
+
+
+async def test_an_uncertain_load_keeps_its_folder_and_a_failed_one_does_not(setting: Setting) -> None:
+    routes, backend, revision, folder = setting
+    routes.routes["POST /v1/load_lora_adapter"] = silence
+    with pytest.raises(InstallUncertain):
+        await backend.install(revision, 0.3)
+    assert folder.exists()
+    for handler, error in ((vllm_error(503, "later"), InstallFailed), (vllm_error(400, "never"), InstallRefused)):
+        routes.routes["POST /v1/load_lora_adapter"] = handler
+        with pytest.raises(error):
+            await backend.install(revision, 5)
+        assert not folder.exists()
+
+
+async def test_loads_go_one_at_a_time_and_waiting_is_bounded(setting: Setting) -> None:
+    running, most = 0, 0
+
+    async def slow(_: web.Request) -> web.StreamResponse:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.3)
+        running -= 1
+        return web.json_response({})
+
+    setting.routes.routes["POST /v1/load_lora_adapter"] = slow
+    first = asyncio.create_task(setting.backend.install(setting.revision, 5))
+    second = asyncio.create_task(setting.backend.install(setting.revision, 5))
+    await asyncio.sleep(0.05)
+    with pytest.raises(InstallFailed, match="other loads"):
+        await setting.backend.install(setting.revision, 0.05)
+    await asyncio.gather(first, second)
+    assert most == 1
+
+
+async def test_bytes_that_are_no_revision_are_refused(setting: Setting) -> None:
+    with pytest.raises(InstallRefused):
+        await setting.backend.install(from_bytes(b"garbage", "0" * 64, 4), 5)
+
+
+async def test_a_disk_that_can_not_be_written_is_no_fault_of_the_adapter(setting: Setting) -> None:
+    setting.folder.parent.parent.mkdir(parents=True)
+    setting.folder.parent.write_text("a file where the folder should be")
+    with pytest.raises(InstallFailed):
+        await setting.backend.install(setting.revision, 5)
+
+
+async def test_a_cancelled_install_reads_nothing_afterwards(setting: Setting) -> None:
+    """The extent may be given away as soon as the call has ended."""
+    reading = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    released = False
+
+    def view() -> memoryview:
+        loop.call_soon_threadsafe(reading.set)
+        data = setting.revision.view()
+        assert not released
+        return data
+
+    revision = Installable(
+        adapter=setting.revision.adapter, digest=setting.revision.digest, rank=4, segment="", offset=0,
+        length=setting.revision.length, generation=1, view=view,
+    )  # fmt: skip
+    install = asyncio.create_task(setting.backend.install(revision, 5))
+    await reading.wait()
+    install.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await install
+    released = True
+    assert (setting.folder / "adapter_config.json").exists()
