@@ -31,15 +31,18 @@ DRAIN_S = 30.0
 
 
 class Gateway:
-    """One running gateway. Made by ``start`` inside the event loop that it runs on."""
+    """One running gateway. Made by ``start`` inside the event loop that it runs on.
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    ``catalog`` may be shared: a process opens one catalog once. It is closed with the gateway.
+    """
+
+    def __init__(self, settings: GatewaySettings, catalog: CatalogSource) -> None:
         check_exposure(settings.host, anonymous=settings.anonymous)
         loop = asyncio.get_running_loop()
         self.settings = settings
         self.nodes = NodeTable(address.name for address in settings.nodes)
         self.metrics = Metrics(tuple(ROUTES.values()))
-        self._catalog = CatalogSource(Path(settings.catalog_dir))
+        self._catalog = catalog
         self._registrar = RegistrarClient(settings.registrar_endpoint, curve=settings.curve)
         self._fleet = Fleet(
             settings.nodes,
@@ -54,9 +57,9 @@ class Gateway:
         self._server: Server | None = None
 
     @classmethod
-    async def start(cls, settings: GatewaySettings) -> Self:
+    async def start(cls, settings: GatewaySettings, *, catalog: CatalogSource | None = None) -> Self:
         """Make a gateway and listen. Raises InvalidRequest for settings that can't stand, OSError for the port."""
-        gateway = cls(settings)
+        gateway = cls(settings, catalog or CatalogSource(Path(settings.catalog_dir)))
         try:
             await gateway._listen()
         except BaseException:

@@ -72,7 +72,7 @@ def parse_body(body: bytes) -> Body:
     if refused:
         field = min(refused)
         raise InvalidRequest(f"{field} is not for clients to set", field=field)
-    return Body(_model_name(model), _flag(fields, "stream"), fields)
+    return Body(_text_decoder.decode(model), _flag(fields, "stream"), fields)
 
 
 def _decode(body: bytes) -> _Fields:
@@ -88,13 +88,6 @@ def _decode(body: bytes) -> _Fields:
         raise InvalidRequest("the body is not UTF-8", field="body") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply", field="body") from None
-
-
-def _model_name(raw: msgspec.Raw) -> str:
-    try:
-        return _text_decoder.decode(raw)
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"model is not valid JSON text: {error}", field="model") from None
 
 
 def _flag(fields: _Fields, name: str) -> bool:

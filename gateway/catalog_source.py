@@ -13,10 +13,20 @@ _RETRY_S = 0.5
 
 
 class CatalogSource:
-    """Opens the catalog at the first use that finds it there; a gateway may start before its registrar."""
+    """Opens the catalog at the first use that finds it there; a gateway may start before its registrar.
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    ``open_view`` raises JournalUnavailable while there is none.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        open_view: Callable[[Path], CatalogView] = CatalogView.open,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._directory = directory
+        self._open_view = open_view
         self._clock = clock
         self._view: CatalogView | None = None
         self._failure = JournalUnavailable("the catalog was not opened yet")
@@ -34,7 +44,7 @@ class CatalogSource:
     def _open(self) -> CatalogView:
         if self._clock() >= self._retry_at:
             try:
-                self._view = CatalogView.open(self._directory)
+                self._view = self._open_view(self._directory)
             except JournalUnavailable as error:
                 self._retry_at = self._clock() + _RETRY_S
                 self._failure = JournalUnavailable(error.message, retry_after_s=1.0)

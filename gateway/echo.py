@@ -25,12 +25,13 @@ class ModelEcho:
         if self._held:
             piece = self._held + piece
             self._held = b""
+        # first the whole matches: the quote that closes one could also begin the next
+        if self._needles[0] in piece or self._needles[1] in piece:
+            piece = self._pattern.sub(lambda _: self._replacement, piece)
         held = self._partial_match(piece)
         if held:
             self._held = piece[-held:]
             piece = piece[:-held]
-        if self._needles[0] in piece or self._needles[1] in piece:
-            return self._pattern.sub(lambda _: self._replacement, piece)
         return piece
 
     def rest(self) -> bytes:

@@ -134,5 +134,10 @@ class Fleet:
             link.close()
 
     def _tell_alive(self) -> None:
-        told = [link.requester.send(self._alive) for link in self._links.values()]
-        self._timer = self._loop.call_later(_ALIVE_EVERY_S if all(told) else _ALIVE_RETRY_S, self._tell_alive)
+        away = False
+        for link in self._links.values():
+            if link.requester.connected:
+                link.requester.send(self._alive)
+            else:
+                away = True
+        self._timer = self._loop.call_later(_ALIVE_RETRY_S if away else _ALIVE_EVERY_S, self._tell_alive)

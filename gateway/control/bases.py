@@ -10,6 +10,7 @@ from aiohttp import web
 from catalog.names import check_base
 from gateway.auth import ALL_TENANTS
 from wire.events import Scope
+from wire.outcomes import NotFound
 from wire.registrar import AddBase
 
 from .requests import answer, caller, commit, read_body, require
@@ -34,6 +35,17 @@ async def list_bases(request: web.Request) -> web.Response:
     fields = ("name", "fingerprint", "path", "group", "created_ms")
     bases = services(request).view.bases()
     return answer({"bases": [{name: getattr(base, name) for name in fields} for base in bases]})
+
+
+@routes.get("/roost/v1/bases/{name}")
+async def show_base(request: web.Request) -> web.Response:
+    """One base with its ``config``: what a client needs to pack an adapter for it."""
+    caller(request)
+    name = check_base(request.match_info["name"], "name")
+    record = services(request).view.base(name)
+    if record is None:
+        raise NotFound(f"there is no base {name}", field="name")
+    return answer({field: getattr(record, field) for field in record.__struct_fields__})
 
 
 @routes.post("/roost/v1/bases")
