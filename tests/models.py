@@ -138,7 +138,7 @@ def _ordered(targets: Sequence[str]) -> list[str]:
 def _loaded_base(base: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(base)
+    return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), AutoTokenizer.from_pretrained(base)
 
 
 def chat_prompt(base: Path, content: str) -> str:
@@ -158,7 +158,7 @@ def reference_answer(base: Path, adapter: Path | None, prompt: str, max_tokens: 
 
         # PEFT injects its layers in place: a model of its own keeps the cached base clean
         fresh = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        model = peft.PeftModel.from_pretrained(fresh, adapter).eval()
+        model = peft.PeftModel.from_pretrained(fresh, adapter)
     tokens = tokenizer(prompt, return_tensors="pt")
     with torch.inference_mode():
         made = model.generate(**tokens, max_new_tokens=max_tokens, do_sample=False, pad_token_id=256)

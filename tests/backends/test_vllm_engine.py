@@ -62,10 +62,13 @@ class Stage:
         return adapter.adapter
 
     async def empty(self) -> None:
+        """Remove every adapter, once the requests of the test before are through."""
         for adapter in await self.backend.installed():
-            async with asyncio.timeout(10):
-                while await self.backend.remove(adapter, 10) is Removal.BUSY:
-                    await asyncio.sleep(0.05)
+            for _ in range(100):
+                if await self.backend.remove(adapter, 10) is not Removal.BUSY:
+                    break
+                await asyncio.sleep(0.05)
+        assert await self.backend.installed() == frozenset()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
