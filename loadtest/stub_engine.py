@@ -53,6 +53,8 @@ class StubEngine:
             return _response(b"200 OK", msgspec.json.encode({"object": "list", "data": cards}))
         if path == b"/version":
             return _response(b"200 OK", b'{"version":"stub"}')
+        if path.endswith(b"load_lora_adapter"):
+            return _response(b"405 Method Not Allowed", b"{}")
         return _response(b"200 OK" if path == b"/health" else b"404 Not Found", b"{}")
 
 

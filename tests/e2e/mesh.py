@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import tomli_w
 
+# through the interpreter, so that no PATH is needed
 ROOST = (sys.executable, "-m", "ops.cli")
 ENGINE = "tiny-0"
 BASE = "tiny"
@@ -47,15 +48,15 @@ class Mesh:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.config = root / "roost.toml"
+        self.state = root / "state"
         root.mkdir(parents=True, exist_ok=True)
-        engines = [{"name": ENGINE, "base": BASE, "dtype": "float32", "max_model_len": 256, **engine}]
+        told = {"name": ENGINE, "base": BASE, "model_path": str(base), "dtype": "float32", "max_model_len": 256}
         self.config.write_text(
             tomli_w.dumps(
                 {
-                    "state_dir": str(root / "state"),
+                    "state_dir": str(self.state),
                     "gateway": {"port": self.port, "anonymous": True},
-                    "base": [{"name": BASE, "path": str(base)}],
-                    "node": [{"name": "here", "engine": engines, **sidecar}],
+                    "node": {"name": "here", "engines": [{**told, **engine}], **sidecar},
                 }
             )
         )
@@ -64,31 +65,37 @@ class Mesh:
         self.roost("up", "--config", str(self.config), "--detach")
 
     def down(self) -> None:
-        self.roost("down", "--config", str(self.config))
+        self.roost("down")
 
     def roost(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run the command as a user would."""
-        environment = {**os.environ, "ROOST_URL": self.url, "ROOST_CONFIG": str(self.config)}
-        done = subprocess.run([*ROOST, *words], capture_output=True, text=True, env=environment, check=False)
+        command = [*ROOST, "--state-dir", str(self.state), "--url", self.url, *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if check and done.returncode != 0:
-            raise AssertionError(f"roost {' '.join(words)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
+            said = f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+            raise AssertionError(f"roost {' '.join(words)}: {said}\n{self.tails()}")
         return done
 
     def json(self, *words: str) -> Any:
         return json.loads(self.roost(*words, "--json").stdout)
 
     def publish(self, policy: str, adapter: Path) -> dict[str, Any]:
+        """Publish as a user would; returns what the registrar acknowledged."""
         found: dict[str, Any] = self.json("publish", policy, str(adapter), "--create-over", BASE)
         return found
 
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.json("status")
+    def node(self) -> dict[str, Any]:
+        """The one node as the gateway sees it."""
+        found: dict[str, Any] = self.json("status")["fleet"]["nodes"][0]
         return found
 
     def pid(self, process: str) -> int:
-        """The process id of ``registrar``, ``gateway`` or ``sidecar-here``; of the engine under its own name."""
-        processes = {one["name"]: one for one in self.status()["processes"]}
-        return int(processes[process]["pid"])
+        """The process id of ``registrar``, ``gateway`` or ``sidecar``, or of the engine under its name."""
+        record = self.state / "run" / "engines" / f"{process}.json"
+        if record.exists():
+            return int(json.loads(record.read_text())["pid"])
+        processes = {one["name"]: one for one in self.json("status")["supervisor"]["processes"]}
+        return int(processes[process]["identity"]["pid"])
 
     def kill(self, process: str) -> int:
         """SIGKILL; returns the process id that is gone."""
@@ -96,7 +103,7 @@ class Mesh:
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    def wait(self, what: str, seconds: float, condition: Any) -> float:
+    def wait(self, what: str, seconds: float, condition: Callable[[], bool]) -> float:
         """Wait until ``condition()`` holds; returns how long it took in seconds."""
         begun = time.monotonic()
         while time.monotonic() - begun < seconds:
@@ -108,7 +115,7 @@ class Mesh:
     def tails(self) -> str:
         """The ends of all logs, for a failure's message."""
         parts = []
-        for log in sorted((self.root / "state").rglob("*.log")):
+        for log in sorted(self.state.rglob("*.log")):
             lines = log.read_text(errors="replace").splitlines()[-15:]
             parts.append(f"--- {log.name}\n" + "\n".join(lines))
         return "\n".join(parts)

@@ -35,7 +35,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Iterator[
 
 def _loads(mesh: Mesh) -> tuple[int, int]:
     """(fetches, installs) of the node since it started."""
-    node = mesh.status()["nodes"][0]
+    node = mesh.node()
     return int(node["fetches"]), int(node["installs"])
 
 

@@ -1,0 +1,134 @@
+"""A whole mesh for a benchmark: the real processes under the real supervisor, in a folder of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from safetensors.numpy import save_file
+
+BASE = "stub"
+HIDDEN, INTERMEDIATE, LAYERS, RANK = 64, 128, 2, 4
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "vocab_size": 320,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+
+
+class StubbedMesh:
+    """Registrar, sidecar and gateway, real; the engine behind them is ``loadtest.stub_engine``, attached by address."""
+
+    def __init__(self, root: Path, *, slots: int = 8, node: Mapping[str, object] | None = None) -> None:
+        self.root = root
+        self.state = root / "state"
+        self.port, self.engine_port = free_port(), free_port()
+        self.base = root / "base"
+        self.base.mkdir(parents=True)
+        (self.base / "config.json").write_text(json.dumps(_CONFIG))
+        save_file({"model.norm.weight": np.ones(HIDDEN, np.float32)}, self.base / "model.safetensors")
+        engine = {
+            "name": "stub-0",
+            "base": BASE,
+            "model_path": str(self.base),
+            "attach": f"127.0.0.1:{self.engine_port}",
+            "slots": slots,
+        }
+        config = {
+            "state_dir": str(self.state),
+            "gateway": {"port": self.port, "anonymous": True},
+            "node": {"name": "here", "engines": [engine], **(node or {})},
+        }
+        self._config = root / "roost.toml"
+        self._config.write_text(tomli_w.dumps(config))
+        self._engine: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> StubbedMesh:
+        self._engine = subprocess.Popen(
+            [sys.executable, "-m", "loadtest.stub_engine", "--base", BASE, "--port", str(self.engine_port)]
+        )
+        try:
+            self.roost("up", "--config", str(self._config), "--detach")
+        except BaseException:
+            self._engine.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.roost("down")
+        if self._engine is not None:
+            self._engine.send_signal(signal.SIGTERM)
+            self._engine.wait()
+
+    def roost(self, *words: str) -> str:
+        """Run the command; raises CalledProcessError with what it said."""
+        command = [sys.executable, "-m", "ops.cli", "--state-dir", str(self.state), *words]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    def publish(self, policy: str, seed: int) -> None:
+        """A random adapter becomes the policy's next revision."""
+        self.roost(
+            "publish", policy, str(_make_adapter(self.root / policy.replace("/", "-"), seed)), "--create-over", BASE
+        )
+
+    def pid(self, process: str) -> int:
+        status: dict[str, Any] = json.loads(self.roost("status", "--json"))
+        processes = {one["name"]: one for one in status["supervisor"]["processes"]}
+        return int(processes[process]["identity"]["pid"])
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_answering(port: int, seconds: float = 10.0) -> None:
+    """Returns once something listens on the loopback port. Raises TimeoutError."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise TimeoutError(f"nothing listens on port {port}")
+
+
+def _make_adapter(folder: Path, seed: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    chance = np.random.default_rng(seed)
+    tensors = {}
+    for layer in range(LAYERS):
+        for projection in ("q_proj", "v_proj"):
+            name = f"base_model.model.model.layers.{layer}.self_attn.{projection}"
+            tensors[f"{name}.lora_A.weight"] = chance.standard_normal((RANK, HIDDEN), np.float32)
+            tensors[f"{name}.lora_B.weight"] = chance.standard_normal((HIDDEN, RANK), np.float32)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "task_type": "CAUSAL_LM", "bias": "none"}))
+    return folder
