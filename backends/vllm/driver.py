@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_S = 2.0
 ASK_TIMEOUT_S = 10.0
+# the HTTP client takes zero for "no bound"
+MIN_ASK_S = 0.001
 # a server that was well and says nothing for this long is taken for dead, even where its process lives
 SILENCE_S = 30.0
 STOP_GRACE_S = 10.0
@@ -161,8 +163,11 @@ class VllmBackend:
             raise InstallRefused(f"rank {adapter.rank} is above this engine's {limits.max_rank}", field="rank")
         async with self._my_turn(deadline):
             folder = await self._write(adapter, limits.dtype)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise InstallFailed(f"writing the folder of {adapter.adapter} took all the time there was")
             try:
-                await self._connected().load(adapter.adapter, str(folder), deadline - time.monotonic())
+                await self._connected().load(adapter.adapter, str(folder), left_s)
             except InstallUncertain as error:
                 if self._process is not None and not self._process.alive:
                     raise InstallFailed(f"the engine ended meanwhile: {error.message}") from error
@@ -210,7 +215,7 @@ class VllmBackend:
         deadline = time.monotonic() + timeout_s
         limits = await self.limits()
         async with self._my_turn(deadline):
-            removal = await self._connected().unload(adapter, deadline - time.monotonic())
+            removal = await self._connected().unload(adapter, max(deadline - time.monotonic(), MIN_ASK_S))
         if removal is Removal.REMOVED and not limits.removes_for_real:
             self._folders.forget(adapter)
             return Removal.FORGOTTEN

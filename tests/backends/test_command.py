@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +66,8 @@ def test_the_digest_follows_whatever_changes_the_engine(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"device": "tpu"}, "is not auto, cpu or cuda"),
+        ({"extra_args": ("--data-parallel-size=2",)}, "make it several engines"),
+        ({"extra_args": ("-dp", "2")}, "can't be given -dp"),
         ({"slots": 0}, "slots of engine tiny must be at least 1"),
         ({"max_rank": 1000}, "max_rank 1000"),
         ({"model_path": "/nowhere/at/all"}, "is not a folder"),
@@ -76,5 +79,4 @@ def test_settings_that_can_not_be_honoured_are_named(tmp_path: Path, change: dic
 
 
 def test_auto_is_the_device_that_is_there(tmp_path: Path) -> None:
-    expected = "cuda" if Path("/dev/nvidia0").exists() else "cpu"
-    assert device_of(tiny_settings(tmp_path, device="auto")) == expected
+    assert device_of(tiny_settings(tmp_path, device="auto")) == ("cuda" if torch.cuda.is_available() else "cpu")
