@@ -64,5 +64,6 @@ class Codec(Generic[T]):
             detail = str(error)
             reason = Drop.UNKNOWN if detail.endswith("`$.t`") else Drop.INVALID
             raise MalformedMessage(detail, reason=reason) from None
+        # the last one is what older versions of msgspec let out of a string that is not UTF-8
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise MalformedMessage(str(error)) from None

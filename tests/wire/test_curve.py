@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.wire.helpers import Asks, Number, closing, double, until
+from wire import link
 from wire.drops import Drop
 from wire.outcomes import InvalidRequest, NoHealthyNode
 from wire.sockets import CurveKeys, FeedPublisher, FeedSubscriber, Requester, Responder, make_keys
@@ -80,13 +81,14 @@ async def test_a_requester_with_keys_does_not_talk_to_a_server_without() -> None
         assert heard == []
 
 
-async def test_a_key_that_is_allowed_later_is_let_in_without_a_restart() -> None:
+async def test_a_key_that_is_allowed_later_is_let_in_without_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_REDIAL_S", 0.2)
     server_public, server_secret = make_keys()
     ours = keys(server_public=server_public)
     strict = Responder(ANYWHERE, Asks, Number, double, curve=CurveKeys(server_public, server_secret))
     client: Requester[Asks, Number] = Requester(strict.endpoint, Asks, Number, curve=ours, patience_s=LONG_S)
     with closing(client):
-        await until(lambda: client.dropped[Drop.PEER_REFUSED] > 0)
+        await until(lambda: client.dropped[Drop.PEER_REFUSED] > 2)
         strict.close()
         open_to_us = CurveKeys(server_public, server_secret, peers=(ours.public,))
         server = Responder(strict.endpoint, Asks, Number, double, curve=open_to_us)

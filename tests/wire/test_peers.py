@@ -25,7 +25,7 @@ from tests.wire.helpers import (
     responder,
     until,
 )
-from wire import endpoints
+from wire import endpoints, reactor
 from wire.drops import Drop
 from wire.frames import pack_ask
 from wire.outcomes import DeadlinePassed, JournalUnavailable, NoHealthyNode
@@ -121,6 +121,37 @@ async def test_a_stopped_process_is_noticed_by_its_missing_heartbeat(
             await client.request(Silence(), timeout_s=LONG_S)
         os.kill(process.pid, signal.SIGCONT)
         assert (await client.request(Number(3), timeout_s=LONG_S)).value == 6
+
+
+async def test_what_waited_for_a_peer_that_went_is_not_handed_to_its_successor(endpoint: str) -> None:
+    client = requester(endpoint, patience_s=LONG_S)
+    with closing(client):
+        with serving_process(endpoint) as process:
+            await until(lambda: client.connected)
+            os.kill(process.pid, signal.SIGSTOP)
+            for _ in range(200):
+                assert client.send(Number(1, padding=bytes(100_000)))
+            process.kill()
+        await until(lambda: not client.connected)
+        keeper = Keeper()
+        with closing(Responder(endpoint, Asks, Number, keeper)):
+            await until(lambda: client.connected)
+            assert client.send(Number(2))
+            await until(lambda: Number(2) in keeper.asks)
+            assert keeper.asks == [Number(2)]
+
+
+async def test_no_arrival_is_missed_without_the_watchdog(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reactor, "_WATCHDOG_S", 3600.0)
+    client, server = requester(endpoint), responder(endpoint)
+
+    async def ask(value: int) -> None:
+        for number in range(value, value + 200):
+            assert (await client.request(Number(number), timeout_s=LONG_S)).value == 2 * number
+            await asyncio.sleep(0)
+
+    with closing(client, server):
+        await asyncio.gather(*(ask(1000 * asker) for asker in range(10)))
 
 
 async def test_asks_past_the_bound_in_flight_fail_at_once(endpoint: str) -> None:
