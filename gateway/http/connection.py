@@ -118,10 +118,8 @@ class ClientConnection(asyncio.Protocol):
         self._front.left(self)
 
     def pause_writing(self) -> None:
-        assert self._transport is not None
         self.writing_paused = True
-        self._unsent = self._transport.get_write_buffer_size()
-        self._expect_within(self._limits.stall_s)
+        self._rearm()
         self._tell_writing_paused()
 
     def resume_writing(self) -> None:
@@ -294,8 +292,8 @@ class ClientConnection(asyncio.Protocol):
 
     def lane_ready(self) -> None:
         """aiohttp takes more of the body."""
-        self._rearm()
         if not self._closing:
+            self._rearm()
             self._catch_up()
 
     # time
@@ -310,8 +308,7 @@ class ClientConnection(asyncio.Protocol):
             if unsent >= self._unsent:
                 self._abort()
             else:
-                self._unsent = unsent
-                self._expect_within(self._limits.stall_s)
+                self._rearm()
         elif self._closing:
             self._abort()
         elif self._body_keeps_up():
@@ -330,9 +327,13 @@ class ClientConnection(asyncio.Protocol):
         return came >= self._limits.min_body_rate * self._limits.body_timeout_s
 
     def _rearm(self) -> None:
-        """Expect of the client what its request is short of."""
+        """Expect of the client what is its turn to do."""
         unfinished = self._reader.unfinished
-        if self._exchange is not None or (self._control is not None and self._busy):
+        if self.writing_paused or self._closing:
+            assert self._transport is not None
+            self._unsent = self._transport.get_write_buffer_size()
+            self._expect_within(self._limits.stall_s)
+        elif self._exchange is not None or (self._control is not None and self._busy):
             self.deadline = FOREVER
         elif unfinished is not None:
             self._span_began_with = unfinished.received
@@ -382,8 +383,7 @@ class ClientConnection(asyncio.Protocol):
         self._closing = True
         self._ahead.clear()
         if self._transport is not None:
-            self._unsent = self._transport.get_write_buffer_size()
-            self._expect_within(self._limits.stall_s)
+            self._rearm()
             self._transport.close()
 
     def _abort(self) -> None:

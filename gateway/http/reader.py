@@ -123,18 +123,20 @@ class RequestReader:
         self._refuse(Refusal(408, f"slow_{part}", f"the request's {part} did not arrive in time"))
 
     def _parse(self, data: bytes | memoryview) -> None:
+        offset = None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._decline_upgrade(memoryview(data)[upgrade.args[0] :])
+            offset = upgrade.args[0]
         except httptools.HttpParserCallbackError as error:
-            if isinstance(error.__context__, _Refused):
-                raise error.__context__ from None
-            raise
+            # What a callback raised, llhttp has stopped at.
+            raise error.__context__ or error from None
         except httptools.HttpParserError as error:
             # Bytes behind a request that asked for the connection to be closed are no request.
             if not self.done:
                 raise _bad("malformed", f"malformed HTTP: {error}") from None
+        if offset is not None:
+            self._decline_upgrade(memoryview(data)[offset:])
 
     def _decline_upgrade(self, rest: memoryview) -> None:
         """Read the head again without its Upgrade field: the parser takes bodies behind one for another protocol."""
@@ -256,10 +258,10 @@ class RequestReader:
                 if value.lower() != b"100-continue":
                     raise _Refused(Refusal(417, "expect", "the only expectation met here is 100-continue"))
                 message.expects_continue = not message.old
-        if hosts > 1 or (hosts == 0 and not message.old):
-            raise _bad("host", "exactly one Host field is needed")
         if size > self._limits.max_head_bytes:
             raise self._overlong()
+        if hosts > 1 or (hosts == 0 and not message.old):
+            raise _bad("host", "exactly one Host field is needed")
 
     def _body_limit(self, message: Message) -> int:
         return self._limits.max_control_body_bytes if message.control else self._limits.max_body_bytes

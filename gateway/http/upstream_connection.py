@@ -121,6 +121,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         except (httptools.HttpParserError, _TooMuch) as error:
             if not self._complete:
+                self._deliver()
                 self._fail(self._failure(f"the engine's answer is malformed: {error}"))
                 return
             self._stray = True
@@ -171,7 +172,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._response = UpstreamResponse(status, headers, length, self)
 
     def on_body(self, piece: bytes) -> None:
-        self._pieces.append(piece)
+        if not self._complete:
+            self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
         if not self._interim:

@@ -1,0 +1,79 @@
+"""Closing a server: what is being served ends, what is idle goes, what takes too long is cut."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.http import Exchange, HttpLimits, UpstreamLimits, serve
+from tests.gateway.http.conftest import Connect, FrontFactory, control_app, echo
+from tests.gateway.http.raw import chat, get
+
+
+async def test_close_lets_requests_end(front: FrontFactory, connect: Connect) -> None:
+    go = asyncio.Event()
+    begun = asyncio.Event()
+
+    async def wait(exchange: Exchange) -> None:
+        begun.set()
+        await go.wait()
+        await echo(exchange)
+
+    server = await front(wait)
+    idle, busy = await connect(server), await connect(server)
+    idle.send(get(b"/status"))
+    await idle.answer()
+    busy.send(chat(b"x"))
+    await begun.wait()
+    closing = asyncio.ensure_future(server.close(10))
+    assert await idle.closed()
+    with pytest.raises(ConnectionError):
+        await connect(server)
+    assert not closing.done()
+    go.set()
+    answer = await busy.answer()
+    assert (answer.body, answer.headers["connection"]) == (b"data:x", "close")
+    assert await busy.closed()
+    await asyncio.wait_for(closing, 5)
+
+
+async def test_close_cuts_what_takes_too_long(front: FrontFactory, connect: Connect) -> None:
+    cancelled = asyncio.Event()
+    begun = asyncio.Event()
+
+    async def forever(exchange: Exchange) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    server = await front(forever)
+    client = await connect(server)
+    client.send(chat(b"x"))
+    await begun.wait()
+    await asyncio.wait_for(server.close(0.1), 5)
+    assert cancelled.is_set()
+    assert await client.closed()
+    assert server.connections == 0
+
+
+async def test_an_address_in_use_is_an_error(front: FrontFactory) -> None:
+    server = await front()
+    with pytest.raises(OSError, match="in use"):
+        await serve(
+            "127.0.0.1",
+            server.port,
+            data_routes=frozenset(),
+            handler=echo,
+            control=control_app(),
+            limits=HttpLimits(),
+        )
+
+
+def test_limits_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="max_headers"):
+        HttpLimits(max_headers=0)
+    with pytest.raises(ValueError, match="idle_s"):
+        UpstreamLimits(idle_s=-1)
