@@ -25,6 +25,9 @@ def parse_object(raw: bytes, what: str) -> dict[str, Any]:
 
     try:
         value = json.loads(raw.decode(), object_pairs_hook=no_duplicates, parse_constant=no_constants)
+        if b"\\ud" in raw or b"\\uD" in raw:
+            # half of a surrogate pair is a string that nobody can write down again
+            json.dumps(value, ensure_ascii=False).encode()
     except InvalidRequest:
         raise
     except RecursionError:

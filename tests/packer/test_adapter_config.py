@@ -109,7 +109,17 @@ def test_a_malformed_field_is_refused_by_name(field: dict[str, Any], reason: str
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"[]", b"\xff\xfe", b'{"r": 1, "r": 2}', b'{"r": NaN}', b'{"a":' * 9999, b" " * (5 << 20)]
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"\xff\xfe",
+        b'{"r": 1, "r": 2}',
+        b'{"r": NaN}',
+        b'{"task_type": "\\ud800"}',
+        b'{"a":' * 9999,
+        b" " * (5 << 20),
+    ],
 )
 def test_a_file_that_is_no_configuration_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequest):

@@ -160,3 +160,11 @@ def test_a_full_disk_leaves_nothing(revision: bytes, tmp_path: Path, monkeypatch
     with pytest.raises(StorageFull):
         write_peft(revision, tmp_path / "a")
     assert names_in(tmp_path) == []
+
+
+def test_no_view_of_the_bytes_is_kept(revision: bytes, tmp_path: Path) -> None:
+    extent = bytearray(revision)
+    write_engine_peft(memoryview(extent), tmp_path / "a")
+    write_peft(memoryview(extent), tmp_path / "b")
+    extent.clear()  # raises BufferError if anything still looks at it
+    assert not extent
