@@ -14,6 +14,8 @@ from wire.sockets import Requester
 from .nodes import Node
 from .placement import Demand
 
+# a message costs more than a slot is worth for so long
+_GATHER_S = 0.002
 _RETRY_S = 0.5
 # of a node that is away: past this many it has long forgotten them
 _MOST_OWED = 65_536
@@ -52,14 +54,14 @@ class Lease:
 
 
 class LeaseDesk:
-    """Acquires from sidecars and gives back to them. Releases of one turn of the loop share one message."""
+    """Acquires from sidecars and gives back to them. Releases of a few milliseconds share one message."""
 
     def __init__(self, requesters: Mapping[str, Requester[AskOfNode, AnswerOfNode]], *, gateway: str) -> None:
         self._requesters = requesters
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._returned: dict[str, list[int]] = {}
-        self._flush_timer: asyncio.Handle | None = None
+        self._flush_timer: asyncio.TimerHandle | None = None
         # unique over this gateway's lives too: a number of a former life may still be held
         self._numbers = itertools.count(time.time_ns() // 1_000_000 << 20)
 
@@ -99,7 +101,7 @@ class LeaseDesk:
             return
         self._returned.setdefault(node, []).append(number)
         if self._flush_timer is None:
-            self._flush_timer = self._loop.call_soon(self.flush)
+            self._flush_timer = self._loop.call_later(_GATHER_S, self.flush)
 
     def flush(self) -> None:
         """Send the releases that were collected; what a node that is away doesn't get is tried again."""

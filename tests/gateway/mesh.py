@@ -82,6 +82,7 @@ class Mesh:
         self._settings = settings
         self._stack = contextlib.AsyncExitStack()
         self.http: aiohttp.ClientSession
+        self._responder: Responder[AnyCommand, AnyAnswer]
 
     @property
     def engine(self) -> StubEngine:
@@ -174,6 +175,11 @@ class Mesh:
         )
         self._stack.push_async_callback(registrar.stop)
         self._stack.callback(responder.close)
+        self._responder = responder
+
+    def stop_registrar(self) -> None:
+        """Nobody answers commands any more."""
+        self._responder.close()
 
     def _gateway_settings(self, number: int) -> GatewaySettings:
         given = {"anonymous": True, "access_log": False} | self._settings

@@ -133,7 +133,7 @@ async def test_a_bad_body_is_refused_and_the_next_request_served(tmp_path: Path)
             told = await mesh.ask("POST", "/v1/chat/completions", data=body)
             assert (told.status, told.error["type"]) == (status, {400: "invalid_request", 413: "too_large"}[status])
         assert (await mesh.chat("acme/bot")).status == 200
-        assert mesh.sidecar.held == {}
+        await mesh.all_leases_are_back()
 
 
 async def test_a_retired_policy_is_gone(tmp_path: Path) -> None:
