@@ -50,6 +50,7 @@ class GatewayConfig(Section, frozen=True):
     keep_alive_s: float = 75.0
     head_timeout_s: float = 15.0
     max_connections: int = 16384
+    access_log: bool = True
 
 
 class EngineConfig(EngineSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -76,6 +77,8 @@ class NodeConfig(Section, frozen=True):
     negative_max_s: float = 300.0
     gateway_silence_s: float = 15.0
     full_state_every_s: float = 10.0
+    slot_age_bound_s: float = 5.0
+    lost_lease_hold_s: float = 60.0
 
 
 class RoostConfig(Section, frozen=True):
@@ -151,7 +154,8 @@ def _anchored(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     """``tree`` with its paths made absolute. What is not of the right type is left for the check to name."""
     node = tree.get("node")
     engines = node.get("engines") if isinstance(node, dict) else None
-    for table, name in ((tree, "state_dir"), *((engine, "model_path") for engine in engines or ())):
+    listed = engines if isinstance(engines, list) else []
+    for table, name in ((tree, "state_dir"), *((engine, "model_path") for engine in listed)):
         value = table.get(name) if isinstance(table, dict) else None
         if isinstance(value, str) and value:
             table[name] = str(folder / Path(value).expanduser())

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.settings import GatewaySettings
+from ops.config import EngineConfig, GatewayConfig, NodeConfig, RegistrarConfig, check, load, show, with_engines
+from ops.deployment import derive, engine_settings
+from ops.layout import Layout
+from sidecar.settings import SidecarSettings
+from wire.outcomes import InvalidRequest
+
+ENGINE = {"base": "smol", "model_path": "/models/smol"}
+
+
+@pytest.mark.parametrize(
+    ("tree", "told"),
+    [
+        ({"node": {"engines": [{**ENGINE, "slots": "many"}]}}, "node.engines[0].slots: expected int, got str"),
+        ({"node": {"engines": [ENGINE, {"model_path": "/m"}]}}, "node.engines[1].base: is missing"),
+        ({"node": {"engines": [{"base": "smol"}]}}, "node.engines[0]: needs `model_path`"),
+        ({"node": {"engines": [{**ENGINE, "slots": 0}]}}, "node.engines[0].slots: expected a positive number, got 0"),
+        ({"node": {"engines": [{**ENGINE, "name": "a"}] * 2}}, "node.engines[1].name: another engine is called 'a'"),
+        ({"node": {"engines": [{"base": "a/b", "model_path": "/m"}]}}, "node.engines[0].base"),
+        ({"node": {"engines": [{"base": "b", "attach": "nowhere"}]}}, "node.engines[0].attach: expected host:port"),
+        ({"node": {"engines": [{**ENGINE, "count": 2, "port": 9}]}}, "node.engines[0].count"),
+        ({"node": {"engines": [{**ENGINE, "fingerprint": "00"}]}}, "node.engines[0].fingerprint"),
+        ({"node": {"arena": 1}}, "node.arena: no such setting"),
+        ({"node": {"arena_bytes": -1}}, "node.arena_bytes: expected a positive number, got -1"),
+        ({"node": {"name": "UPPER"}}, "node.name"),
+        ({"node": {"endpoint": "udp://x"}}, "node.endpoint: expected ipc:///path/to/socket or tcp://host:port"),
+        ({"gatway": {}}, "gatway: no such setting"),
+        ({"gateway": 8080}, "gateway: expected a table, got int"),
+        ({"gateway": {"port": 70000}}, "gateway.port: expected 1 to 65535, got 70000"),
+        ({"gateway": {"host": "0.0.0.0", "anonymous": True}}, "gateway.anonymous: requests without a key"),
+    ],
+)
+def test_an_error_names_the_field_and_the_reason(tree: dict[str, object], told: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        check(tree)
+    assert raised.value.message.startswith(told)
+
+
+def test_later_layers_win(tmp_path: Path) -> None:
+    file = tmp_path / "roost.toml"
+    file.write_text("[gateway]\nport = 1001\nmax_connections = 11\nkeep_alive_s = 5\n")
+    environment = {"ROOST_GATEWAY__PORT": "1002", "ROOST_GATEWAY__MAX_CONNECTIONS": "12"}
+    config = load(file, environment, {"gateway.port": 1003, "gateway.host": None})
+    gateway = config.gateway
+    assert (gateway.port, gateway.max_connections, gateway.keep_alive_s) == (1003, 12, 5.0)
+    assert gateway.host == "127.0.0.1"
+
+
+def test_the_environment_speaks_every_type() -> None:
+    environment = {
+        "ROOST_STATE_DIR": "/var/lib/roost",
+        "ROOST_GATEWAY__ANONYMOUS": "true",
+        "ROOST_NODE__LOAD_TIMEOUT_S": "2.5",
+        "ROOST_NODE__ENGINES": '[{"base": "smol", "model_path": "/models/smol"}]',
+        "ROOST_URL": "for the command, not for the mesh",
+    }
+    config = load(None, environment)
+    assert config.state_dir == "/var/lib/roost"
+    assert config.gateway.anonymous is True
+    assert config.node.load_timeout_s == 2.5
+    assert config.node.engines[0].base == "smol"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("ROOST_GATEWAY__PORT", "x", "ROOST_GATEWAY__PORT: expected int, got 'x'"),
+        ("ROOST_GATWAY__PORT", "1", "ROOST_GATWAY__PORT: there is no setting gatway.port"),
+        ("ROOST_NODE__ENGINES", "[", "ROOST_NODE__ENGINES: expected JSON"),
+        ("ROOST_NODE__ENGINES", '[{"base": 1}]', "node.engines[0].base: expected str, got int"),
+    ],
+)
+def test_an_error_names_the_variable(variable: str, value: str, told: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        load(None, {variable: value})
+    assert raised.value.message.startswith(told)
+
+
+@pytest.mark.parametrize("content", ["[gateway\n", "port = \xff"])
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "roost.toml"
+    file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(InvalidRequest, match=r"roost\.toml"):
+        load(file, {})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"absent\.toml: No such file"):
+        load(tmp_path / "absent.toml", {})
+
+
+def test_paths_in_the_file_are_relative_to_it(tmp_path: Path) -> None:
+    file = tmp_path / "roost.toml"
+    file.write_text('state_dir = "state"\n[[node.engines]]\nbase = "smol"\nmodel_path = "models/smol"\n')
+    config = load(file, {})
+    assert config.state_dir == str(tmp_path / "state")
+    assert config.node.engines[0].model_path == str(tmp_path / "models/smol")
+
+
+def test_what_is_shown_can_be_read_back() -> None:
+    config = check({"gateway": {"port": 9}, "node": {"engines": [{**ENGINE, "env": {"A": "b"}}]}})
+    assert check(show(config)) == config
+
+
+def test_engines_of_flags_are_checked_too() -> None:
+    with pytest.raises(InvalidRequest, match=r"node\.engines\[0\]\.base"):
+        with_engines(check({}), [EngineConfig(base="no/slash", model_path="/m")])
+
+
+def test_engines_are_named_one_by_one() -> None:
+    node = check({"node": {"engines": [{**ENGINE, "count": 2}, ENGINE, {**ENGINE, "name": "own"}]}}).node
+    engines = engine_settings(node, {"smol": "f1"})
+    assert [engine.name for engine in engines] == ["smol-0", "smol-1", "smol", "own"]
+    assert {engine.fingerprint for engine in engines} == {"f1"}
+
+
+def test_defaults_are_those_of_the_processes(tmp_path: Path) -> None:
+    """The tables of roost.toml repeat the processes' tuning; neither may drift from the other."""
+    deployment = derive(check({}), Layout.of(str(tmp_path)), {})
+    for table, settings in (
+        (RegistrarConfig, type(deployment.registrar)),
+        (NodeConfig, SidecarSettings),
+        (GatewayConfig, GatewaySettings),
+    ):
+        theirs = {field.name: field.default for field in msgspec.structs.fields(settings)}
+        for field in msgspec.structs.fields(table):
+            if theirs.get(field.name, msgspec.NODEFAULT) is not msgspec.NODEFAULT:
+                assert field.default == theirs[field.name], f"{table.__name__}.{field.name}"
+
+
+def test_every_tuning_of_a_process_can_be_configured() -> None:
+    """What a process may be told has a place in roost.toml, or follows from it."""
+    derived = {
+        "catalog_dir", "store_dir", "run_dir", "log_dir", "registrar_endpoint", "registrar_feed", "nodes", "node",
+        "curve",
+    }  # fmt: skip
+    for table, settings in ((NodeConfig, SidecarSettings), (GatewayConfig, GatewaySettings)):
+        offered = {field.name for field in msgspec.structs.fields(table)}
+        needed = {field.name for field in msgspec.structs.fields(settings)}
+        assert needed - derived <= offered

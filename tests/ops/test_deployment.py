@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from ops.config import check
+from ops.deployment import curve_keys, derive, gateway_url
+from ops.layout import MAX_SOCKET_PATH, Layout
+from wire.outcomes import InvalidRequest
+
+
+def test_processes_find_each_other(tmp_path: Path) -> None:
+    layout = Layout.of(str(tmp_path))
+    registrar, sidecar, gateway = derive(check({}), layout, {})
+    assert gateway.registrar_endpoint == registrar.endpoint
+    assert sidecar.registrar_feed == registrar.feed_endpoint
+    assert (gateway.nodes[0].endpoint, gateway.nodes[0].feed_endpoint) == (sidecar.endpoint, sidecar.feed_endpoint)
+    assert gateway.catalog_dir == registrar.catalog_dir
+    assert gateway.store_dir == registrar.store_dir == sidecar.store_dir
+    assert gateway.curve is None
+
+
+def test_by_default_nothing_is_open_to_other_machines(tmp_path: Path) -> None:
+    registrar, sidecar, gateway = derive(check({}), Layout.of(str(tmp_path)), {})
+    assert gateway.host == "127.0.0.1"
+    assert gateway.anonymous is False
+    for endpoint in (registrar.endpoint, registrar.feed_endpoint, sidecar.endpoint, sidecar.feed_endpoint):
+        assert endpoint.startswith("ipc://")
+
+
+def test_tcp_endpoints_get_curve_keys(tmp_path: Path) -> None:
+    layout = Layout.of(str(tmp_path))
+    layout.make()
+    config = check({"node": {"endpoint": "tcp://127.0.0.1:7001", "feed_endpoint": "tcp://127.0.0.1:7002"}})
+    registrar, sidecar, gateway = derive(config, layout, {})
+    assert registrar.curve is not None and sidecar.curve is not None and gateway.curve is not None
+    assert gateway.nodes[0].public == sidecar.curve.public
+    assert gateway.curve.server_public == registrar.curve.public
+    assert gateway.curve.public in sidecar.curve.peers
+    assert derive(config, layout, {}) == (registrar, sidecar, gateway), "the keys stay the same"
+
+
+def test_secrets_are_their_owners_alone(tmp_path: Path) -> None:
+    layout = Layout.of(str(tmp_path / "state"))
+    layout.make()
+    curve_keys(layout)
+    assert stat.S_IMODE(layout.root.stat().st_mode) == 0o700
+    files = list(layout.keys.iterdir())
+    assert len(files) == 3
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+def test_a_damaged_key_file_is_named(tmp_path: Path) -> None:
+    layout = Layout.of(str(tmp_path))
+    layout.make()
+    (layout.keys / "gateway.curve.json").write_text("{}")
+    with pytest.raises(InvalidRequest, match=r"gateway\.curve\.json"):
+        curve_keys(layout)
+
+
+def test_socket_paths_fit_however_deep_the_state_folder_is(tmp_path: Path) -> None:
+    shallow = Layout(Path("/srv/roost"))
+    assert shallow.socket("node") == "ipc:///srv/roost/run/node.sock"
+    deep = Layout(tmp_path / ("d" * 100))
+    other = Layout(tmp_path / ("e" * 100))
+    assert len(deep.socket("registrar-feed").removeprefix("ipc://")) <= MAX_SOCKET_PATH
+    assert deep.socket("node") != other.socket("node")
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::1", "http://[::1]:80"),
+        ("10.0.0.7", "http://10.0.0.7:80"),
+    ],
+)
+def test_the_gateway_is_reached_from_its_own_host(host: str, url: str) -> None:
+    assert gateway_url(check({"gateway": {"host": host, "port": 80}}).gateway) == url

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from ops.layout import Layout
+from ops.supervise.child import Child, ChildSpec, StartFailed
+from ops.supervise.run import end_leftovers, stop_mesh
+from ops.supervise.state import (
+    EngineState,
+    Identity,
+    MeshState,
+    Phase,
+    ProcessState,
+    SupervisorLock,
+    end,
+    read_state,
+    write_state,
+)
+from ops.supervise.supervisor import Supervisor
+from wire.outcomes import InvalidRequest, NoHealthyNode
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def fake_process_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def fake(folder: Path, name: str, *mode: str, start_timeout_s: float = 20.0, stop_grace_s: float = 5.0) -> ChildSpec:
+    """A process that is ready once the pid in its ready file is that of a living process."""
+    ready_file = folder / f"{name}.ready"
+
+    async def ready() -> None:
+        if not ready_file.exists() or Identity.of(int(ready_file.read_text())) is None:
+            raise NoHealthyNode("not yet")
+
+    return ChildSpec(
+        name, "tests.ops.fake_process", (str(ready_file), *mode), folder / f"{name}.log", ready,
+        start_timeout_s=start_timeout_s, stop_grace_s=stop_grace_s,
+    )  # fmt: skip
+
+
+class Run:
+    """A supervisor in a task of its own, and every state that it published."""
+
+    def __init__(self, *specs: ChildSpec) -> None:
+        self.states: list[MeshState] = []
+        self._stop = asyncio.Event()
+        identity = Identity.of(os.getpid())
+        assert identity is not None
+
+        async def steps() -> AsyncIterator[ChildSpec]:
+            for spec in specs:
+                yield spec
+
+        async def engines() -> tuple[EngineState, ...]:
+            return (EngineState("engine", "base", "ready"),)
+
+        supervisor = Supervisor(
+            steps, url="http://127.0.0.1:1", identity=identity, publish=self.states.append, engines=engines
+        )
+        self.task = asyncio.create_task(supervisor.run(self._stop))
+
+    async def until(self, condition: Callable[[MeshState], bool]) -> MeshState:
+        async with asyncio.timeout(PATIENCE_S):
+            while not self.states or not condition(self.states[-1]):
+                assert not self.task.done(), "the supervisor ended"
+                await asyncio.sleep(0.02)
+        return self.states[-1]
+
+    async def stop(self) -> None:
+        self._stop.set()
+        await asyncio.wait_for(self.task, PATIENCE_S)
+
+
+def process(state: MeshState, name: str) -> ProcessState:
+    return next(one for one in state.processes if one.name == name)
+
+
+def pid_of(state: MeshState, name: str) -> int:
+    identity = process(state, name).identity
+    assert identity is not None
+    return identity.pid
+
+
+async def test_starts_in_order_and_stops_in_the_opposite_one(tmp_path: Path) -> None:
+    run = Run(fake(tmp_path, "first"), fake(tmp_path, "second"))
+    state = await run.until(lambda state: state.phase is Phase.READY)
+    pids = [pid_of(state, name) for name in ("first", "second")]
+    await run.stop()
+    assert [Identity.of(pid) for pid in pids] == [None, None]
+    ready = [
+        next(i for i, s in enumerate(run.states) if (name, Phase.READY) in phases(s)) for name in ("first", "second")
+    ]
+    begun = next(i for i, s in enumerate(run.states) if ("second", Phase.STARTING) in phases(s))
+    assert ready[0] < begun < ready[1]
+    gone = [next(i for i, s in enumerate(run.states) if (n, Phase.STOPPING) in phases(s)) for n in ("first", "second")]
+    assert gone[1] < gone[0]
+    assert run.states[-1].phase is Phase.STOPPED
+
+
+def phases(state: MeshState) -> set[tuple[str, Phase]]:
+    return {(one.name, one.phase) for one in state.processes}
+
+
+async def test_what_is_killed_is_restarted(tmp_path: Path) -> None:
+    run = Run(fake(tmp_path, "first"), fake(tmp_path, "second"))
+    state = await run.until(lambda state: state.phase is Phase.READY)
+    untouched = pid_of(state, "second")
+    for number in (1, 2):
+        os.kill(pid_of(run.states[-1], "first"), signal.SIGKILL)
+        state = await run.until(
+            lambda state, number=number: (
+                process(state, "first").restarts == number  # type: ignore[misc]
+                and process(state, "first").phase is Phase.READY
+            )
+        )
+    assert "killed by SIGKILL" in process(state, "first").detail
+    assert pid_of(state, "second") == untouched
+    await run.stop()
+
+
+async def test_a_process_that_ends_while_starting_is_told_with_its_last_words(tmp_path: Path) -> None:
+    run = Run(fake(tmp_path, "first"), fake(tmp_path, "second", "fail"))
+    with pytest.raises(StartFailed, match=r"second ended while starting \(exit 1\): the port is taken"):
+        await asyncio.wait_for(run.task, PATIENCE_S)
+    assert run.states[-1].phase is Phase.FAILED
+    assert process(run.states[-1], "first").phase is Phase.STOPPED, "what had started is not left behind"
+
+
+async def test_a_process_that_never_gets_ready_is_told(tmp_path: Path) -> None:
+    child = Child(fake(tmp_path, "first", "deaf", start_timeout_s=1.0), on_change=lambda: None)
+    with pytest.raises(StartFailed, match="first is not ready after 1 s"):
+        await child.start()
+    await child.stop()
+
+
+async def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+    child = Child(fake(tmp_path, "first", "stubborn", stop_grace_s=0.2), on_change=lambda: None)
+    await child.start()
+    identity = child.state.identity
+    assert identity is not None
+    await child.stop()
+    assert not identity.alive
+
+
+async def test_a_stop_while_starting_stops_what_has_started(tmp_path: Path) -> None:
+    run = Run(fake(tmp_path, "first"), fake(tmp_path, "second", "deaf"))
+    state = await run.until(lambda state: ("second", Phase.STARTING) in phases(state))
+    await run.stop()
+    assert Identity.of(pid_of(state, "first")) is None
+    assert Identity.of(pid_of(state, "second")) is None
+
+
+async def test_engines_are_told_as_the_node_reports_them(tmp_path: Path) -> None:
+    run = Run(fake(tmp_path, "first"))
+    state = await run.until(lambda state: bool(state.engines))
+    assert state.engines_ready
+    await run.stop()
+
+
+def test_children_end_with_a_killed_supervisor(tmp_path: Path) -> None:
+    """The process that runs ``entry`` gets SIGTERM when its parent dies, even of SIGKILL."""
+    ready = tmp_path / "ready"
+    parent = (
+        "import os, subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-P', '-m', 'ops.supervise.entry', str(os.getpid()),"
+        f" 'tests.ops.fake_process', {str(ready)!r}])\n"
+        "time.sleep(60)\n"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", parent], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    wait_for(ready.exists)
+    child = Identity.of(int(ready.read_text()))
+    assert child is not None
+    supervisor.kill()
+    supervisor.wait()
+    wait_for(lambda: not child.alive)
+
+
+def test_only_one_supervisor_runs_on_a_state_folder(tmp_path: Path) -> None:
+    layout = Layout.of(str(tmp_path))
+    layout.make()
+    lock = SupervisorLock(layout.lock_file)
+    with pytest.raises(InvalidRequest, match="a supervisor runs on"):
+        SupervisorLock(layout.lock_file)
+    lock.release()
+    SupervisorLock(layout.lock_file).release()
+
+
+def sleeper() -> tuple[subprocess.Popen[bytes], Identity]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    identity = Identity.of(process.pid)
+    assert identity is not None
+    return process, identity
+
+
+def test_down_finds_what_a_killed_supervisor_left(tmp_path: Path) -> None:
+    layout = Layout.of(str(tmp_path))
+    layout.make()
+    left, identity = sleeper()
+    gone = Identity(pid=identity.pid, started=identity.started - 1, boot=identity.boot)
+    write_state(
+        layout.state_file,
+        MeshState(Phase.READY, gone, "http://127.0.0.1:1", processes=(ProcessState("gateway", Phase.READY, identity),)),
+    )
+    reap_in_background(left)
+    assert stop_mesh(layout) == ["gateway"]
+    assert not identity.alive
+    state = read_state(layout.state_file)
+    assert state is not None and state.phase is Phase.STOPPED
+    assert stop_mesh(layout) == []
+
+
+def test_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:
+    stranger, identity = sleeper()
+    recorded = Identity(pid=identity.pid, started=identity.started - 1, boot=identity.boot)
+    other_boot = Identity(pid=identity.pid, started=identity.started, boot="another")
+    assert end(recorded, grace_s=1.0) is False
+    assert end(other_boot, grace_s=1.0) is False
+    assert identity.alive
+    stranger.kill()
+    stranger.wait()
+
+
+def test_leftovers_of_a_killed_supervisor_are_ended_before_a_new_start(tmp_path: Path) -> None:
+    layout = Layout.of(str(tmp_path))
+    layout.make()
+    left, identity = sleeper()
+    reap_in_background(left)
+    supervisor = Identity(pid=1, started=0, boot="another")
+    write_state(
+        layout.state_file,
+        MeshState(Phase.READY, supervisor, "", processes=(ProcessState("gateway", Phase.READY, identity),)),
+    )
+    end_leftovers(layout)
+    assert not identity.alive
+
+
+def reap_in_background(process: subprocess.Popen[bytes]) -> None:
+    threading.Thread(target=process.wait, daemon=True).start()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
