@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
@@ -37,23 +39,18 @@ class Environment:
         through a descriptor opened O_DSYNC. Raises JournalUnavailable for another layout.
         """
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
+        with _told(f"the catalog in {path} can't be opened"):
             env = lmdb.open(
                 str(path), map_size=map_bytes, max_dbs=_MAX_DATABASES, max_readers=_MAX_READERS, max_spare_txns=1,
                 mode=0o600, writemap=False, metasync=durable, sync=durable, readahead=False,
             )  # fmt: skip
-        except lmdb.Error as error:
-            raise JournalUnavailable(f"the catalog in {path} can't be opened: {error}") from error
-        try:
+        with _closed_on_failure(env), _told(f"the catalog in {path} can't be written"):
             meta = env.open_db(b"meta")
             with env.begin(write=True) as txn:
                 if not txn.stat(meta)["entries"]:
                     txn.put(LAYOUT_KEY, b"%d" % LAYOUT_VERSION, db=meta)
                 _check_layout(path, txn, meta)
                 tables = Tables.open(env, txn)
-        except BaseException:
-            env.close()
-            raise
         return cls(path, env, tables, meta)
 
     @classmethod
@@ -63,33 +60,27 @@ class Environment:
             raise JournalUnavailable(
                 f"there is no catalog in {path}: the registrar makes it when it starts", retry_after_s=1.0
             )
-        try:
+        with _told(f"the catalog in {path} can't be opened"):
             env = lmdb.open(
                 str(path), readonly=True, create=False, max_dbs=_MAX_DATABASES, max_readers=_MAX_READERS,
                 max_spare_txns=1, readahead=False,
             )  # fmt: skip
-        except lmdb.Error as error:
-            raise JournalUnavailable(f"the catalog in {path} can't be opened: {error}", retry_after_s=1.0) from error
-        try:
+        with _closed_on_failure(env), _told(f"the catalog in {path} is not complete"):
             meta = env.open_db(b"meta", create=False)
             with env.begin() as txn:
                 _check_layout(path, txn, meta)
             tables = Tables.open(env)
-        except lmdb.Error as error:
-            env.close()
-            raise JournalUnavailable(f"the catalog in {path} is not complete: {error}", retry_after_s=1.0) from error
-        except BaseException:
-            env.close()
-            raise
         return cls(path, env, tables, meta)
 
     def begin(self, *, write: bool = False) -> Txn:
-        """A transaction, to be used as a context manager. Raises lmdb.Error."""
+        """A transaction, to be used as a context manager. Raises JournalUnavailable."""
         try:
             return self._env.begin(write=write)
         except lmdb.MapResizedError:
             self._env.set_mapsize(0)
             return self._env.begin(write=write)
+        except lmdb.Error as error:
+            raise JournalUnavailable(f"the catalog in {self.path} can't be used: {error}") from error
 
     @property
     def map_bytes(self) -> int:
@@ -105,6 +96,23 @@ class Environment:
 
     def close(self) -> None:
         self._env.close()
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    try:
+        yield
+    except lmdb.Error as error:
+        raise JournalUnavailable(f"{what}: {error}", retry_after_s=1.0) from error
+
+
+@contextlib.contextmanager
+def _closed_on_failure(env: lmdb.Environment) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        env.close()
+        raise
 
 
 def _check_layout(path: Path, txn: Txn, meta: lmdb._Database) -> None:

@@ -15,12 +15,15 @@ _LOCK_FILE = "registrar.lock"
 class ExclusiveFolder:
     """Held for as long as this process may write the catalog in ``folder``; a context manager.
 
-    Raises JournalUnavailable where another process holds it, and says which.
+    Raises JournalUnavailable where another process holds it, and says which; and where the folder can't be written.
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._fd = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._fd = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise JournalUnavailable(f"the catalog in {folder} can't be written: {error.strerror}") from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

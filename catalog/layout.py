@@ -21,6 +21,7 @@ MAX_KEY_BYTES = 511
 _MAX_NUMBER = (1 << 63) - 1
 
 R = TypeVar("R")
+K = TypeVar("K")
 # only its stub is generic
 Txn: TypeAlias = "lmdb.Transaction[bytes]"
 
@@ -50,6 +51,10 @@ class Table(Generic[R]):
         self.handle = handle
         self._decode = msgspec.msgpack.Decoder(kind).decode
         self._encode = msgspec.msgpack.Encoder().encode
+
+    def narrowed(self, kind: type[K]) -> Table[K]:
+        """The same database, reading only the first fields of its records: those of ``kind``."""
+        return Table(self.name, kind, self.handle)
 
     def get(self, txn: Txn, key: bytes) -> R | None:
         """The record of ``key``; None where there is none, or where no such key could exist."""

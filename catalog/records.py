@@ -81,11 +81,16 @@ class Arm(Record, frozen=True):
     weight: int = 1
 
 
-class RouteRecord(Record, frozen=True):
-    """Everything that a request for a policy needs, in one record. Channels with no arms follow ``latest``."""
+class RouteHead(Record, frozen=True):
+    """The first fields of a route, for those who need no more: a concrete revision is on its own record."""
 
     base: str
     fingerprint: str
     retired: bool
+
+
+class RouteRecord(RouteHead, frozen=True):
+    """Everything that a request for a policy needs, in one record. Channels with no arms follow ``latest``."""
+
     latest: Arm | None
     channels: dict[str, tuple[Arm, ...]]

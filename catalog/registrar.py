@@ -135,7 +135,10 @@ class Registrar:
 
     def _housekeep(self) -> None:
         self._housekeeping = self._loop.call_later(_HOUSEKEEPING_S, self._housekeep)
-        self._thread.submit(self._ledger.housekeep)
+        self._start(self._on_ledger_thread(self._ledger.housekeep))
+
+    async def _on_ledger_thread(self, work: Callable[[], None]) -> None:
+        await self._loop.run_in_executor(self._thread, work)
 
     def _start(self, work: Coroutine[object, object, None]) -> None:
         task = self._loop.create_task(work)
@@ -153,7 +156,9 @@ async def serve(settings: RegistrarSettings, stop: asyncio.Event) -> None:
         contextlib.closing(Environment.create(catalog_dir, map_bytes=settings.map_bytes)) as environment,
         contextlib.closing(_feed(settings)) as feed,
     ):
-        registrar = Registrar(Ledger(environment, store), publish=feed.publish, batch_max=settings.batch_max)
+        ledger = Ledger(environment, store)
+        ledger.housekeep()
+        registrar = Registrar(ledger, publish=feed.publish, batch_max=settings.batch_max)
         responder: Responder[AnyCommand, AnyAnswer] = Responder(
             settings.endpoint, AnyCommand, AnyAnswer, registrar.take, curve=settings.curve
         )

@@ -14,11 +14,13 @@ from wire.events import Event
 from wire.outcomes import NotFound, Retired
 
 from .environment import Environment
+from .layout import text_key
 from .names import LATEST, Reference
-from .records import Arm, ArtifactRecord, BaseRecord, KeyRecord, PolicyRecord, RevisionRecord, RouteRecord
+from .records import Arm, ArtifactRecord, BaseRecord, KeyRecord, PolicyRecord, RevisionRecord, RouteHead, RouteRecord
 from .snapshot import Snapshot
 
 T = TypeVar("T")
+R = TypeVar("R", bound=RouteHead)
 
 
 class Resolution(msgspec.Struct, frozen=True):
@@ -49,6 +51,7 @@ class CatalogView:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._tables = environment.tables
+        self._route_heads = environment.tables.routes.narrowed(RouteHead)
         # growing the map under a transaction of another thread would pull the pages from under it
         self._turn = threading.Lock()
 
@@ -68,12 +71,13 @@ class CatalogView:
         """
         with self._turn, self._environment.begin() as txn:
             snapshot = Snapshot(txn, self._tables)
-            route = snapshot.route(ref.policy)
-            if route is None:
-                raise NotFound(f"there is no policy {ref.policy}", field="model")
-            if route.retired:
-                raise Retired(f"policy {ref.policy} is retired", field="model")
-            arm = _numbered_arm(snapshot, ref) if ref.revision else _channel_arm(route, ref, selector)
+            route: RouteHead
+            if ref.revision:
+                route = _live(ref, self._route_heads.get(txn, text_key(ref.policy)))
+                arm = _numbered_arm(snapshot, ref)
+            else:
+                route = channels = _live(ref, snapshot.route(ref.policy))
+                arm = _channel_arm(channels, ref, selector)
         return Resolution(
             ref.policy, ref.tenant, arm.revision, arm.digest, arm.size, arm.rank, route.base, route.fingerprint,
             arm.targets,
@@ -121,6 +125,14 @@ class CatalogView:
     def _read(self, look_up: Callable[[Snapshot], T]) -> T:
         with self._turn, self._environment.begin() as txn:
             return look_up(Snapshot(txn, self._tables))
+
+
+def _live(ref: Reference, route: R | None) -> R:
+    if route is None:
+        raise NotFound(f"there is no policy {ref.policy}", field="model")
+    if route.retired:
+        raise Retired(f"policy {ref.policy} is retired", field="model")
+    return route
 
 
 def _numbered_arm(snapshot: Snapshot, ref: Reference) -> Arm:

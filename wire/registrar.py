@@ -1,4 +1,7 @@
-"""What is asked of the registrar, and what it answers. A command is checked and becomes at most one event."""
+"""What is asked of the registrar, and what it answers. A command is checked and becomes at most one event.
+
+A publish that creates its policy is two, in one transaction.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ class Command(msgspec.Struct, frozen=True, tag=True, tag_field="t", omit_default
 
 
 class AddBase(Command, frozen=True, kw_only=True):
-    """Idempotent: the same name with the same fingerprint is an acknowledgement, another fingerprint a conflict."""
+    """Idempotent: the same name with the same fingerprint is an acknowledgement, another fingerprint a conflict.
+
+    With the same fingerprint, another path, config or group replaces the former: a base's files may move.
+    """
 
     name: str
     fingerprint: str

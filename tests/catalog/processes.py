@@ -15,7 +15,7 @@ import msgspec
 
 from catalog.blobs import BlobStore
 from catalog.client import RegistrarClient
-from catalog.settings import RegistrarSettings
+from catalog.settings import CurveSettings, RegistrarSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 30.0
@@ -24,7 +24,7 @@ START_S = 30.0
 class RegistrarProcess:
     """``python -m catalog`` over ``folder``. ``prefix`` is put before the command (a tracer, say)."""
 
-    def __init__(self, folder: Path, *, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, *, prefix: Sequence[str] = (), curve: CurveSettings | None = None) -> None:
         self.folder = folder
         self.prefix = list(prefix)
         self.catalog_dir = folder / "catalog"
@@ -40,6 +40,7 @@ class RegistrarProcess:
             endpoint=self.endpoint,
             feed_endpoint=self.feed_endpoint,
             map_bytes=1 << 26,
+            curve=curve,
         )
         self.settings_file.write_bytes(msgspec.json.encode(settings))
         self.process: subprocess.Popen[bytes] | None = None

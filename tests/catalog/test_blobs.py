@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catalog.blobs import BlobStore
@@ -45,6 +45,7 @@ def files(store: BlobStore) -> list[Path]:
     return [path for path in store.root.rglob("*") if path.is_file()]
 
 
+@settings(deadline=None)
 @given(chunks=st.lists(st.binary(max_size=300), max_size=8))
 def test_what_is_written_is_found_by_its_digest(tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes]) -> None:
     store = BlobStore(tmp_path_factory.mktemp("store"))

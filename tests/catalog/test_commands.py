@@ -394,16 +394,17 @@ class TestRetire:
         for text in (POLICY, f"{POLICY}@1", f"{POLICY}:latest", f"{POLICY}:nothing"):
             with pytest.raises(Retired):
                 published.resolve(text)
-        for ask in (
-            lambda: published.publish(POLICY, b"four"),
-            lambda: published.publish(POLICY, b"three"),
-            lambda: published.run(CreatePolicy(policy=POLICY, base=BASE)),
-            lambda: published.run(MoveChannel(policy=POLICY, channel="canary", target=(Split(1),))),
-            lambda: published.run(Rollback(policy=POLICY)),
-            lambda: published.run(RemoveChannel(policy=POLICY, channel="stable")),
+        for content in (b"three", b"four"):
+            with pytest.raises(Retired):
+                published.publish(POLICY, content)
+        for command in (
+            CreatePolicy(policy=POLICY, base=BASE),
+            MoveChannel(policy=POLICY, channel="canary", target=(Split(1),)),
+            Rollback(policy=POLICY),
+            RemoveChannel(policy=POLICY, channel="stable"),
         ):
             with pytest.raises(Retired):
-                ask()
+                published.run(command)
 
     def test_again_changes_nothing(self, published: Catalog) -> None:
         published.run(RetirePolicy(policy=POLICY))

@@ -187,10 +187,12 @@ class CatalogMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-class TestSequences(CatalogMachine.TestCase):  # type: ignore[misc, name-defined]
-    settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+class LongerCatalogMachine(CatalogMachine):
+    """The same rules at length."""
 
 
-@pytest.mark.soak
-class TestManySequences(CatalogMachine.TestCase):  # type: ignore[misc, name-defined]
-    settings = settings(max_examples=1000, stateful_step_count=80, deadline=None)
+TestSequences = CatalogMachine.TestCase
+TestSequences.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+TestLongerSequences = pytest.mark.soak(LongerCatalogMachine.TestCase)
+TestLongerSequences.settings = settings(max_examples=1000, stateful_step_count=80, deadline=None)

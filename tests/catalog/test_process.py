@@ -18,6 +18,7 @@ from catalog.replay import check_catalog
 from catalog.view import CatalogView
 from tests.catalog.harness import BASE, add_base, upload
 from tests.catalog.processes import ROOT, RegistrarProcess, eventually
+from wire.curve import CurveKeys, make_keys
 from wire.outcomes import ArtifactUnavailable, JournalUnavailable, NotFound
 from wire.registrar import (
     AnyCommand,
@@ -182,6 +183,31 @@ async def eventually_runs(client: RegistrarClient, command: AnyCommand, timeout_
                 await asyncio.sleep(0.05)
             else:
                 return
+
+
+async def test_with_keys_only_known_peers_are_answered() -> None:
+    server, friend, stranger = make_keys(), make_keys(), make_keys()
+    with tempfile.TemporaryDirectory(prefix="roost-") as folder:
+        registrar = RegistrarProcess(Path(folder), curve=CurveKeys(*server, peers=(friend[0],)))
+        try:
+            await asyncio.to_thread(registrar.start)
+            known = RegistrarClient(registrar.endpoint, curve=CurveKeys(*friend, server_public=server[0]))
+            unknown = RegistrarClient(registrar.endpoint, curve=CurveKeys(*stranger, server_public=server[0]))
+            assert (await known.run(add_base())).seq == 1
+            with pytest.raises(JournalUnavailable):
+                await unknown.run(CreatePolicy(policy="acme/a", base=BASE), timeout_s=2.0)
+            known.close()
+            unknown.close()
+        finally:
+            registrar.close()
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    registrar = RegistrarProcess(tmp_path)
+    registrar.catalog_dir.write_text("a file where the folder should be")
+    assert registrar.spawn().wait(timeout=30) == 1
+    (line,) = registrar.logged().splitlines()
+    assert "can't be written: File exists" in line
 
 
 class Publisher:
