@@ -259,7 +259,8 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def _has_more(self) -> bool:
-        return bool(self._ahead) or bool(self._reader.messages)
+        """The client has sent bytes behind the request being served."""
+        return bool(self._ahead) or bool(self._reader.messages) or not self._reader.between
 
     def answer_over(self, *, keep_alive: bool) -> None:
         """The answer has been handed to the transport."""

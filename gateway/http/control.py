@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
+from gateway.http.answers import CONTINUE
 from gateway.http.limits import HttpLimits
 from gateway.http.reader import Message, canonical_head
 
@@ -101,7 +102,7 @@ class ControlLane(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._closing:
-            self.begun = True
+            self.begun |= data != CONTINUE
             self._transport.write(data)
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:

@@ -15,6 +15,7 @@ from gateway.http.limits import HttpLimits
 
 # Time-outs of clients are looked at this often, or more often where they are short.
 SWEEP_S = 1.0
+HANDLER_END_S = 1.0
 
 
 class Server:
@@ -69,10 +70,18 @@ class Server:
             for connection in list(self._connections):
                 connection.give_up()
             await self._empty.wait()
-        if self.running:
-            await asyncio.wait(self.running)
+        await self._end_handlers()
         self._sweeper.cancel()
         await self._runner.cleanup()
+
+    async def _end_handlers(self) -> None:
+        """Handlers may still have accounts to write after their last byte, but not for long."""
+        if self.running:
+            _, late = await asyncio.wait(self.running, timeout=HANDLER_END_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
 
     # for connections
 

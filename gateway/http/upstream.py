@@ -60,7 +60,11 @@ class UpstreamPool:
             except UpstreamFailed as failure:
                 if failure.response_started:
                     raise
-        connection = await self._connect(key, deadline)
+        try:
+            connection = await self._connect(key, deadline)
+        except UpstreamFailed as failure:
+            failure.request_sent = connection is not None
+            raise
         return await connection.send(head, body, deadline)
 
     def close(self) -> None:

@@ -266,6 +266,13 @@ async def test_slow_head_is_answered_408(front: FrontFactory, connect: Connect) 
     assert (await answering).status == 408
 
 
+async def test_slow_head_behind_another_request_is_answered_408(front: FrontFactory, connect: Connect) -> None:
+    client = await connect(await front(head_timeout_s=0.2))
+    client.send(chat(b"x") + b"POST /v1/compl")
+    assert (await client.answer()).status == 200
+    assert (await client.answer()).status == 408
+
+
 async def test_slow_body_is_answered_408_however_it_drips(front: FrontFactory, connect: Connect) -> None:
     client = await connect(await front(body_timeout_s=0.2))
     client.send(chat(b"x" * 1000)[:-1000])

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 from tests.gateway.http.conftest import Connect, FrontFactory
-from tests.gateway.http.raw import HOST, chat, get
+from tests.gateway.http.raw import HOST, chat, get, until
 
 
 def put(target: bytes, body: bytes, extra: bytes = b"") -> bytes:
@@ -113,6 +113,44 @@ async def test_a_half_closed_client_is_still_answered(front: FrontFactory, conne
         answer = await client.answer()
     assert answer.body == b"upload:x"
     assert await client.closed()
+
+
+async def test_a_malformed_upload_is_refused(front: FrontFactory, connect: Connect) -> None:
+    client = await connect(await front())
+    client.send(
+        b"PUT /upload HTTP/1.1\r\n" + HOST + b"expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n"
+    )
+    assert (await client.answer()).status == 100
+    client.send(b"zz\r\n")
+    assert (await client.answer()).status == 400
+    assert await client.closed()
+
+
+async def test_a_client_that_leaves_inside_an_upload(front: FrontFactory, connect: Connect) -> None:
+    server = await front()
+    client = await connect(server)
+    client.send(put(b"/upload", b"x" * 100)[:-50])
+    await until(lambda: server.connections == 1)
+    client.leave()
+    await until(lambda: server.connections == 0)
+    other = await connect(server)
+    other.send(put(b"/upload", b"y"))
+    assert (await other.answer()).body == b"upload:y"
+
+
+async def test_close_lets_an_upload_end(front: FrontFactory, connect: Connect) -> None:
+    server = await front()
+    client = await connect(server)
+    raw = put(b"/upload", b"x" * 100)
+    client.send(raw[:-50])
+    await asyncio.sleep(0.05)
+    closing = asyncio.ensure_future(server.close(10))
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    client.send(raw[-50:])
+    assert (await client.answer()).body == b"upload:" + b"x" * 100
+    assert await client.closed()
+    await asyncio.wait_for(closing, 5)
 
 
 async def test_a_slow_upload_is_cut(front: FrontFactory, connect: Connect) -> None:
