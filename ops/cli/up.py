@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.live import Live
 
@@ -44,6 +45,7 @@ def up(
     slots: Annotated[int, typer.Option(min=1, help="Adapter slots of each engine of --base.")] = 8,
     max_rank: Annotated[int, typer.Option(min=1, help="Largest rank of --base's engines.")] = 16,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float32, ...")] = "auto",
+    max_model_len: Annotated[int, typer.Option(min=0, help="Longest context, in tokens.  [default: the model's]")] = 0,
     engines: Annotated[int, typer.Option(min=1, help="Engines for each --base.")] = 1,
     host: Annotated[str | None, typer.Option(help="Address to serve at.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port to serve at.  [default: 8080]")] = None,
@@ -59,7 +61,10 @@ def up(
         "gateway.port": port,
         "gateway.anonymous": True if allow_anonymous else None,
     }
-    wanted = [_engine(text, slots=slots, max_rank=max_rank, dtype=dtype, count=engines) for text in base or ()]
+    shape = EngineConfig(
+        base="", slots=slots, max_rank=max_rank, dtype=dtype, max_model_len=max_model_len, count=engines
+    )
+    wanted = [_engine(text, shape) for text in base or ()]
     settled = with_engines(load(config or default_file(), os.environ, overrides), wanted)
     layout = Layout.of(settled.state_dir)
     layout.make()
@@ -84,13 +89,13 @@ def down(
         tell(f"Stopped: {', '.join(ended)}." if ended else f"Nothing runs from {layout.root}.")
 
 
-def _engine(text: str, *, slots: int, max_rank: int, dtype: str, count: int) -> EngineConfig:
+def _engine(text: str, shape: EngineConfig) -> EngineConfig:
     name, equals, path = text.partition("=")
     if not (name and equals and path):
         raise InvalidRequest(f"--base {text!r}: expected NAME=PATH, as in --base smol=./models/smol", field="base")
     if not Path(path).expanduser().is_dir():
         raise InvalidRequest(f"--base {name}: there is no folder {path}", field="base")
-    return EngineConfig(base=name, model_path=path, slots=slots, max_rank=max_rank, dtype=dtype, count=count)
+    return msgspec.structs.replace(shape, base=name, model_path=path)
 
 
 def _foreground(config: RoostConfig, layout: Layout) -> None:

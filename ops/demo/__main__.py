@@ -1,0 +1,141 @@
+"""``make demo``: trains adapters, publishes them, serves them on a real engine, and checks every answer."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from openai import OpenAI, OpenAIError
+from rich.rule import Rule
+
+from backends.process import free_port
+from ops.cli.output import ERR, OUT
+from ops.layout import Layout
+
+from .ask import Answer, Unexpected, ask
+from .paths import DemoPaths
+from .train import QUESTION, RANK, RECIPES
+
+BASE = "smollm2"
+TENANT = "demo"
+SECOND_REVISION = "pirate-polite"
+POLICIES = [name for name in RECIPES if name != SECOND_REVISION]
+CACHE = Path(".cache/demo")
+
+
+class Demo:
+    """One run, on a state folder of its own."""
+
+    def __init__(self, cache: DemoPaths) -> None:
+        self._cache = cache
+        self._layout = Layout.of(str(cache.root / "mesh"))
+        self._url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("ROOST_")}
+        self._environment = kept | {"ROOST_STATE_DIR": str(self._layout.root)}
+
+    def run(self) -> None:
+        """Raises Unexpected, or CalledProcessError of a command that failed."""
+        heading("1. Three LoRA adapters, and a second revision of one, trained here with PEFT (kept for the next run)")
+        self._python("ops.demo.train", str(self._cache.root))
+        OUT.print(f"  {len(RECIPES)} adapters of rank {RANK} over one base, in {self._cache.root}")
+
+        heading("2. The mesh: registrar, sidecar, a vLLM engine, gateway")
+        base = f"{BASE}={self._cache.base}"
+        port = self._url.rpartition(":")[2]
+        self._roost(
+            "up", "--detach", "--base", base, "--max-rank", str(RANK), "--max-model-len", "1024", "--port", port
+        )
+
+        heading("3. Each adapter becomes a policy")
+        for name in POLICIES:
+            self._publish(name, name, "--create-over", BASE)
+        self._roost("policy", "list")
+
+        heading("4. The same question to all of them, through the OpenAI SDK")
+        client = OpenAI(base_url=f"{self._url}/v1", api_key=self._layout.admin_key.read_text().strip())
+        OUT.print(f"  {QUESTION}\n", style="italic")
+        ask(client, BASE, QUESTION, kind="base", served=BASE)
+        first = {name: self._ask(client, name, kind=name, revision=1) for name in POLICIES}
+
+        heading("5. A second revision of one policy: published, and served from the next request on")
+        self._publish("pirate", SECOND_REVISION)
+        self._ask(client, "pirate", kind=SECOND_REVISION, revision=2)
+        self._ask(client, "pirate@1", kind="pirate", revision=1)
+
+        heading("6. Rolled back: the first one again, word for word")
+        self._roost("policy", "rollback", f"{TENANT}/pirate")
+        again = self._ask(client, "pirate", kind="pirate", revision=1)
+        if again.text != first["pirate"].text:
+            raise Unexpected(f"after the rollback: expected {first['pirate'].text!r}, got {again.text!r}")
+
+        heading("7. Where every revision's bytes are")
+        for name in POLICIES:
+            self._roost("policy", "where", f"{TENANT}/{name}")
+        self._roost("status")
+
+    def clean(self) -> None:
+        """End what an earlier run left, and start from an empty catalog."""
+        if self._layout.run.is_dir():
+            self._python("ops.cli", "down", quiet=True)
+            shutil.rmtree(self._layout.root)
+
+    def stop(self) -> None:
+        heading("8. Stopped, in order")
+        self._roost("down")
+
+    def _ask(self, client: OpenAI, name: str, *, kind: str, revision: int) -> Answer:
+        policy = f"{TENANT}/{name.partition('@')[0]}"
+        return ask(client, f"{TENANT}/{name}", QUESTION, kind=kind, served=f"{policy}@{revision}")
+
+    def _publish(self, policy: str, adapter: str, *options: str) -> None:
+        self._roost("publish", f"{TENANT}/{policy}", str(self._cache.adapter(adapter)), *options)
+
+    def _roost(self, *arguments: str) -> None:
+        OUT.print(f"$ roost {shlex.join(arguments)}", style="dim", markup=False, soft_wrap=True)
+        self._python("ops.cli", *arguments)
+
+    def _python(self, module: str, *arguments: str, quiet: bool = False) -> None:
+        output = subprocess.DEVNULL if quiet else None
+        subprocess.run([sys.executable, "-m", module, *arguments], env=self._environment, stdout=output, check=True)
+
+
+def heading(text: str) -> None:
+    OUT.print()
+    OUT.print(Rule(text, align="left", style="green"))
+
+
+def main() -> int:
+    """0 when every answer was the expected one, 1 otherwise, 130 after Ctrl-C."""
+    started = time.monotonic()
+    demo = Demo(DemoPaths(CACHE))
+    code = 1
+    try:
+        demo.clean()
+        try:
+            demo.run()
+        finally:
+            demo.stop()
+        code = 0
+    except (Unexpected, OpenAIError) as error:
+        ERR.print(f"\nThe demo failed: {error}", style="bold red", markup=False)
+    except subprocess.CalledProcessError as error:
+        # the command has told its own error already
+        ERR.print(f"\nThe demo failed: {shlex.join(error.cmd[1:])} ended with {error.returncode}", style="bold red")
+    except KeyboardInterrupt:
+        code = 130
+    if code == 0:
+        OUT.print(f"\nEverything answered as it should, in {time.monotonic() - started:.0f} s.", style="bold green")
+        OUT.print(
+            f"Try it yourself: .venv/bin/roost up --base {BASE}={DemoPaths(CACHE).base} --max-model-len 2048",
+            soft_wrap=True,
+        )
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
