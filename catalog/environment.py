@@ -44,13 +44,15 @@ class Environment:
                 str(path), map_size=map_bytes, max_dbs=_MAX_DATABASES, max_readers=_MAX_READERS, max_spare_txns=1,
                 mode=0o600, writemap=False, metasync=durable, sync=durable, readahead=False,
             )  # fmt: skip
-        with _closed_on_failure(env), _told(f"the catalog in {path} can't be written"):
+        with contextlib.ExitStack() as undo, _told(f"the catalog in {path} can't be written"):
+            undo.callback(env.close)
             meta = env.open_db(b"meta")
             with env.begin(write=True) as txn:
                 if not txn.stat(meta)["entries"]:
                     txn.put(LAYOUT_KEY, b"%d" % LAYOUT_VERSION, db=meta)
                 _check_layout(path, txn, meta)
                 tables = Tables.open(env, txn)
+            undo.pop_all()
         return cls(path, env, tables, meta)
 
     @classmethod
@@ -65,11 +67,13 @@ class Environment:
                 str(path), readonly=True, create=False, max_dbs=_MAX_DATABASES, max_readers=_MAX_READERS,
                 max_spare_txns=1, readahead=False,
             )  # fmt: skip
-        with _closed_on_failure(env), _told(f"the catalog in {path} is not complete"):
+        with contextlib.ExitStack() as undo, _told(f"the catalog in {path} is not complete"):
+            undo.callback(env.close)
             meta = env.open_db(b"meta", create=False)
             with env.begin() as txn:
                 _check_layout(path, txn, meta)
             tables = Tables.open(env)
+            undo.pop_all()
         return cls(path, env, tables, meta)
 
     def begin(self, *, write: bool = False) -> Txn:
@@ -104,15 +108,6 @@ def _told(what: str) -> Iterator[None]:
         yield
     except lmdb.Error as error:
         raise JournalUnavailable(f"{what}: {error}", retry_after_s=1.0) from error
-
-
-@contextlib.contextmanager
-def _closed_on_failure(env: lmdb.Environment) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        env.close()
-        raise
 
 
 def _check_layout(path: Path, txn: Txn, meta: lmdb._Database) -> None:

@@ -125,9 +125,9 @@ class Ledger:
                 None if isinstance(command, ReadJournal) else self._write(command, view, events) for command in commands
             ]
             self._commit(txn)
-        except BaseException:
+        finally:
+            # nothing, once it is committed
             txn.abort()
-            raise
         return self._finish(commands, written, events)
 
     def _write(self, command: WriteCommand, view: Snapshot, events: list[Event]) -> BatchAnswer:

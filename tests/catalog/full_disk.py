@@ -17,9 +17,10 @@ from catalog.view import CatalogView
 from tests.catalog.harness import BASE, add_base, upload
 from tests.catalog.processes import RegistrarProcess
 from wire.outcomes import StorageFull
-from wire.registrar import PublishRevision
+from wire.registrar import AddBase, PublishRevision
 
 FILLER_BYTES = 600_000
+LARGE_BYTES = 900_000
 ARTIFACT = b"an adapter of some size " * 400
 
 
@@ -42,6 +43,7 @@ class Scenario:
         self.registrar.start()
         client = self.registrar.client()
         await client.run(add_base())
+        too_much = await self.add_large_base(client)
         while self.refused < 3:
             await self.publish(client)
         published = len(self.acknowledged)
@@ -54,11 +56,21 @@ class Scenario:
             "published_before": published,
             "published_after": len(self.acknowledged) - published,
             "refused": self.refused,
+            "too_much_at_once": too_much,
             "found_while_full": found,
             "found_after": self.look(),
             "partial": [path.name for path in (self.registrar.store.root / "partial").iterdir()],
             "exit": self.registrar.terminate(),
         }
+
+    async def add_large_base(self, client: RegistrarClient) -> str:
+        """A write that the disk takes a part of, which LMDB calls an input/output error."""
+        command = AddBase(name="large", fingerprint="f" * 64, path="/m", config=b" " * LARGE_BYTES)
+        try:
+            await client.run(command)
+        except StorageFull:
+            return "refused"
+        return "added"
 
     async def publish(self, client: RegistrarClient) -> None:
         self.count += 1

@@ -29,8 +29,8 @@ def run_scenario(full: str, folder: Path) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("full", ["journal", "store"])
-def test_a_full_disk_refuses_publishes_and_serves_on(full: str) -> None:
+@pytest.mark.parametrize(("full", "too_much_at_once"), [("journal", "refused"), ("store", "added")])
+def test_a_full_disk_refuses_publishes_and_serves_on(full: str, too_much_at_once: str) -> None:
     right = {"exact": True, "latest": True, "differences": []}
     with tempfile.TemporaryDirectory(prefix="roost-") as folder:
         found = run_scenario(full, Path(folder))
@@ -39,6 +39,7 @@ def test_a_full_disk_refuses_publishes_and_serves_on(full: str) -> None:
         "published_before": found["published_before"],
         "published_after": 3,
         "refused": 3,
+        "too_much_at_once": too_much_at_once,
         "found_while_full": right,
         "found_after": right,
         "partial": [],

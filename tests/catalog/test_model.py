@@ -194,5 +194,5 @@ class LongerCatalogMachine(CatalogMachine):
 TestSequences = CatalogMachine.TestCase
 TestSequences.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
-TestLongerSequences = pytest.mark.soak(LongerCatalogMachine.TestCase)
-TestLongerSequences.settings = settings(max_examples=1000, stateful_step_count=80, deadline=None)
+TestLongerSequences = pytest.mark.timeout(1800)(pytest.mark.soak(LongerCatalogMachine.TestCase))
+TestLongerSequences.settings = settings(max_examples=500, stateful_step_count=60, deadline=None)
