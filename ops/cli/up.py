@@ -50,6 +50,9 @@ def up(
     host: Annotated[str | None, typer.Option(help="Address to serve at.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port to serve at.  [default: 8080]")] = None,
     allow_anonymous: Annotated[bool, typer.Option(help="Let requests without a key in (loopback only).")] = False,
+    keep_engines: Annotated[
+        bool, typer.Option(help="Leave engines running at the end: the next `up` adopts them.")
+    ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Run in the background, once everything is ready.")
     ] = False,
@@ -71,7 +74,7 @@ def up(
     if detach:
         _detached(settled, layout)
     else:
-        _foreground(settled, layout)
+        _foreground(settled, layout, keep_engines=keep_engines)
 
 
 def down(
@@ -98,15 +101,17 @@ def _engine(text: str, shape: EngineConfig) -> EngineConfig:
     return msgspec.structs.replace(shape, base=name, model_path=path)
 
 
-def _foreground(config: RoostConfig, layout: Layout) -> None:
+def _foreground(config: RoostConfig, layout: Layout, *, keep_engines: bool) -> None:
     """Run the supervisor here, with a live picture of what it does; at its end the engines are stopped too."""
+    stopped: list[str] = []
     with Live(console=OUT, refresh_per_second=4, transient=True) as live:
         view = _Picture(lambda state, note: live.update(mesh_view(state, note)), config, layout)
         try:
             supervise(config, layout, note=view.note, on_state=view.show)
         finally:
-            live.update("Stopping the engines")
-            stopped = stop_recorded(layout.run, grace_s=ENGINE_GRACE_S) if view.started else []
+            if view.started and not keep_engines:
+                live.update("Stopping the engines")
+                stopped = stop_recorded(layout.run, grace_s=ENGINE_GRACE_S)
     tell(f"Stopped{': ' if stopped else ''}{', '.join(f'engine {name}' for name in stopped)}.")
 
 
@@ -126,6 +131,7 @@ def _detached(config: RoostConfig, layout: Layout) -> None:
         view = _Picture(lambda state, note: live.update(mesh_view(state, note)), config, layout)
         while not view.complete:
             if keeper.poll() is not None:
+                stop_mesh(layout)
                 raise StartFailed(_why(layout) or f"the supervisor ended: {last_line(log)} (see {log})")
             if time.monotonic() > deadline:
                 raise DeadlinePassed("the engines are not ready yet: see `roost status` and `roost logs`")

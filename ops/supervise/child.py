@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wire.outcomes import RoostError
+from wire.outcomes import Outcome, RoostError
 
 from .backoff import Backoff
 from .state import Identity, Phase, ProcessState
@@ -23,6 +23,8 @@ TAIL_BYTES = 4096
 
 class StartFailed(RoostError, RuntimeError):
     """A process ended, or did not get ready, while the mesh was starting."""
+
+    outcome = Outcome.ENGINE_FAILED
 
 
 @dataclass(frozen=True)
