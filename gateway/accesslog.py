@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 
 import msgspec
+
+_log = logging.getLogger(__name__)
 
 _FLUSH_EVERY_S = 0.25
 _FLUSH_AT_BYTES = 256 << 10
@@ -44,7 +47,10 @@ def write_to(descriptor: int) -> Callable[[bytes], None]:
 
 
 class AccessLog:
-    """Collects records and hands them to ``sink`` a few times a second, or when many have come together."""
+    """Collects records and hands them to ``sink`` a few times a second, or when many have come together.
+
+    A sink that raises OSError loses its batch: requests go on.
+    """
 
     def __init__(self, sink: Callable[[bytes], None], loop: asyncio.AbstractEventLoop) -> None:
         self._sink = sink
@@ -69,4 +75,7 @@ class AccessLog:
             self._timer = None
         if self._lines:
             batch, self._lines = bytes(self._lines), bytearray()
-            self._sink(batch)
+            try:
+                self._sink(batch)
+            except OSError as error:
+                _log.warning("%d bytes of the access log are lost: %s", len(batch), error)

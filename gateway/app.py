@@ -23,6 +23,7 @@ from .http import HttpLimits, Server, UpstreamPool, serve
 from .leases import LeaseDesk
 from .metrics import GatewayCollector, Metrics
 from .nodes import NodeTable
+from .placement import Placer
 from .settings import GatewaySettings
 
 _log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class Gateway:
         data = DataPlane(
             catalog=self._catalog,
             authenticator=authenticator,
-            nodes=self.nodes,
+            placer=Placer(self.nodes.all),
             leases=self._leases,
             upstream=self._upstream,
             metrics=self.metrics,

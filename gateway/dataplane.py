@@ -23,8 +23,8 @@ from .catalog_source import CatalogSource
 from .http import Exchange, UpstreamPool, UpstreamResponse, error_answer
 from .leases import Lease, LeaseDesk, TryElsewhere
 from .metrics import Metrics
-from .nodes import Node, NodeTable
-from .placement import place
+from .nodes import Node
+from .placement import Placer
 from .resolve import Target, resolve
 from .trace import Trace, request_id
 
@@ -64,7 +64,7 @@ class DataPlane:
         *,
         catalog: CatalogSource,
         authenticator: Authenticator,
-        nodes: NodeTable,
+        placer: Placer,
         leases: LeaseDesk,
         upstream: UpstreamPool,
         metrics: Metrics,
@@ -73,7 +73,7 @@ class DataPlane:
     ) -> None:
         self._catalog = catalog
         self._authenticator = authenticator
-        self._nodes = nodes
+        self._placer = placer
         self._leases = leases
         self._upstream = upstream
         self._metrics = metrics
@@ -123,30 +123,30 @@ class DataPlane:
 
     async def _serve(self, exchange: Exchange, trace: Trace, job: Job) -> None:
         """Place and try; once more, elsewhere where there is an elsewhere, as long as no byte went to the client."""
-        node = place(job.target.demand, self._nodes.all)
+        node = self._placer.place(job.target.demand)
         try:
             await self._attempt(exchange, trace, job, node)
             return
         except TryElsewhere as missed:
-            first_error = missed.error
+            first = missed
         if exchange.started:
-            raise first_error
+            raise first.error
+        other = self._second_choice(job, node, first)
         self._metrics.retries += 1
-        other = self._second_choice(job, node, first_error)
         try:
             await self._attempt(exchange, trace, job, other)
         except TryElsewhere as missed:
             raise missed.error from None
 
-    def _second_choice(self, job: Job, first: Node, error: RoostError) -> Node:
+    def _second_choice(self, job: Job, node: Node, missed: TryElsewhere) -> Node:
+        """Another node, or the same one where something broke that may be mended by now."""
         try:
-            node = place(job.target.demand, self._nodes.all, excluded=(first.name,))
+            other = self._placer.place(job.target.demand, excluded=(node.name,))
         except RoostError:
-            raise error from None
-        # the same node again makes sense where an engine or a connection broke, not where the node said no
-        if node is first and not isinstance(error, EngineFailed | NoHealthyNode):
-            raise error
-        return node
+            raise missed.error from None
+        if other is node and missed.refused:
+            raise missed.error
+        return other
 
     async def _attempt(self, exchange: Exchange, trace: Trace, job: Job, node: Node) -> None:
         """Lease, forward and stream on one node. Raises TryElsewhere where another attempt may do better."""

@@ -22,11 +22,15 @@ _MOST_OWED = 65_536
 
 
 class TryElsewhere(Exception):
-    """This node can't take the request now, another one may. ``error`` is the answer where there is no other."""
+    """This node can't take the request now, another one may. ``error`` is the answer where there is no other.
 
-    def __init__(self, error: RoostError) -> None:
+    ``refused``: the node said so itself, and would say it again; otherwise an engine or a connection broke.
+    """
+
+    def __init__(self, error: RoostError, *, refused: bool = False) -> None:
         super().__init__(error.message)
         self.error = error
+        self.refused = refused
 
 
 class Lease:
@@ -128,4 +132,4 @@ def _refusal(answer: AnswerOfNode, node: Node) -> Exception:
     if not isinstance(answer, Refused):
         return TryElsewhere(NoHealthyNode(f"node {node.name} answered a lease with {type(answer).__name__}"))
     error = error_for(answer.outcome, answer.message, field=answer.field, retry_after_s=answer.retry_after_s)
-    return TryElsewhere(error) if answer.elsewhere else error
+    return TryElsewhere(error, refused=True) if answer.elsewhere else error

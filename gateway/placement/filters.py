@@ -2,62 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-from gateway.nodes import Node
+from gateway.nodes import Deployment, Node
 from wire.outcomes import BaseNotDeployed, NoHealthyNode, RoostError, Unfit
 
 from .demand import Demand
 
 RETRY_AFTER_S = 2.0
 
+Keeps = Callable[[Node, Deployment, Demand], bool]
+
 
 class Filter(msgspec.Struct, frozen=True):
-    """``keeps`` decides on a node; ``refusal`` is raised where it keeps none."""
+    """``keeps`` decides on a node by itself and its deployment of the base; ``refusal`` is the error if all fail."""
 
-    keeps: Callable[[Node, Demand], bool]
+    keeps: Keeps
     refusal: Callable[[Demand], RoostError]
 
 
-def _has_reported(node: Node, demand: Demand) -> bool:
-    return node.reported
-
-
-def _deploys_name(node: Node, demand: Demand) -> bool:
-    return demand.base in node.base_names
-
-
-def _deploys_base(node: Node, demand: Demand) -> bool:
-    return node.deployment(demand.base, demand.fingerprint) is not None
-
-
-def _fits_rank(node: Node, demand: Demand) -> bool:
+def eligible(node: Node, demand: Demand) -> bool:
+    """Whether ``node`` can take the request."""
     deployment = node.deployment(demand.base, demand.fingerprint)
-    return deployment is not None and demand.rank <= deployment.max_rank
+    if deployment is None:
+        return False
+    for rule in FILTERS:  # noqa: SIM110 - a generator costs more than the filters
+        if not rule.keeps(node, deployment, demand):
+            return False
+    return True
 
 
-def _fits_targets(node: Node, demand: Demand) -> bool:
-    deployment = node.deployment(demand.base, demand.fingerprint)
-    return deployment is not None and (not deployment.targets or deployment.targets.issuperset(demand.targets))
+def refusal(nodes: Iterable[Node], demand: Demand) -> RoostError:
+    """Why none of ``nodes`` is eligible: what the last filter that some nodes reached says."""
+    known = [node for node in nodes if node.reported]
+    if not known:
+        return NoHealthyNode("no node has reported yet", retry_after_s=RETRY_AFTER_S)
+    if not any(demand.base in node.base_names for node in known):
+        return BaseNotDeployed(f"no node runs the base {demand.base}", retry_after_s=RETRY_AFTER_S)
+    found = [(node, node.deployment(demand.base, demand.fingerprint)) for node in known]
+    left = [(node, deployment) for node, deployment in found if deployment is not None]
+    if not left:
+        return _another_build(demand)
+    for rule in FILTERS:
+        left = [(node, deployment) for node, deployment in left if rule.keeps(node, deployment, demand)]
+        if not left:
+            return rule.refusal(demand)
+    raise ValueError("some node is eligible")
 
 
-def _is_healthy(node: Node, demand: Demand) -> bool:
-    deployment = node.deployment(demand.base, demand.fingerprint)
-    return node.heard and deployment is not None and deployment.ready > 0
+def _fits_rank(node: Node, deployment: Deployment, demand: Demand) -> bool:
+    return demand.rank <= deployment.max_rank
 
 
-def _takes_new_work(node: Node, demand: Demand) -> bool:
+def _fits_targets(node: Node, deployment: Deployment, demand: Demand) -> bool:
+    return not deployment.targets or deployment.targets.issuperset(demand.targets)
+
+
+def _is_healthy(node: Node, deployment: Deployment, demand: Demand) -> bool:
+    return node.heard and deployment.ready > 0
+
+
+def _takes_new_work(node: Node, deployment: Deployment, demand: Demand) -> bool:
     return not node.draining
-
-
-def _none_reported(demand: Demand) -> RoostError:
-    return NoHealthyNode("no node has reported yet", retry_after_s=RETRY_AFTER_S)
-
-
-def _not_deployed(demand: Demand) -> RoostError:
-    return BaseNotDeployed(f"no node runs the base {demand.base}", retry_after_s=RETRY_AFTER_S)
 
 
 def _another_build(demand: Demand) -> RoostError:
@@ -83,9 +91,6 @@ def _all_draining(demand: Demand) -> RoostError:
 
 
 FILTERS: tuple[Filter, ...] = (
-    Filter(_has_reported, _none_reported),
-    Filter(_deploys_name, _not_deployed),
-    Filter(_deploys_base, _another_build),
     Filter(_fits_rank, _rank_too_large),
     Filter(_fits_targets, _targets_unsupported),
     Filter(_is_healthy, _unhealthy),

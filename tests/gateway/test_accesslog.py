@@ -52,6 +52,16 @@ async def test_a_flush_writes_what_is_left_to_the_file(tmp_path: Path) -> None:
     assert len(path.read_bytes().splitlines()) == 1
 
 
+async def test_a_log_that_cannot_be_written_stops_no_request() -> None:
+    def full(batch: bytes) -> None:
+        raise OSError("no space left")
+
+    log = AccessLog(full, asyncio.get_running_loop())
+    for number in range(4000):
+        log.add(record(number))
+    log.flush()
+
+
 def test_a_sane_request_id_is_kept_and_any_other_replaced() -> None:
     assert request_id(b"abc-123:4_5.6") == b"abc-123:4_5.6"
     for bad in (None, b"", b"a b", b"x" * 129, b"a\r\nb", b"\xff", b"-leading"):

@@ -174,11 +174,12 @@ async def test_a_refusal_is_tried_elsewhere_once(tmp_path: Path) -> None:
         assert sum(len(sidecar.acquired) for sidecar in mesh.sidecars) == 5
 
 
-async def test_a_refusal_by_the_only_node_is_not_asked_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("outcome", [Outcome.COLD_LOAD_BOUND, Outcome.NO_HEALTHY_NODE])
+async def test_the_only_node_is_not_asked_again_after_a_refusal(tmp_path: Path, outcome: Outcome) -> None:
     async with Mesh(tmp_path) as mesh:
         mesh.publish("acme/bot")
-        mesh.sidecar.scripts.append(stub_sidecar.refuse(Outcome.COLD_LOAD_BOUND, elsewhere=True, retry_after_s=1.0))
-        assert (await mesh.chat("acme/bot")).status == 429
+        mesh.sidecar.scripts.append(stub_sidecar.refuse(outcome, elsewhere=True, retry_after_s=1.0))
+        assert (await mesh.chat("acme/bot")).status == outcome.http_status
         assert len(mesh.sidecar.acquired) == 1
 
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.placement import Demand, place
-from gateway.placement.rendezvous import order
+from gateway.nodes import NodeTable
+from gateway.placement import Demand, Placer
+from gateway.placement.rendezvous import Rendezvous
 from wire.node import NodeReport, Residency
 from wire.outcomes import BaseNotDeployed, NoHealthyNode, RoostError, Unfit
 
@@ -19,7 +20,7 @@ ADAPTER = "acme@" + digest_of(1)
 
 
 def chosen(asked: Demand, *reports: NodeReport, excluded: tuple[str, ...] = ()) -> str:
-    return place(asked, table(*reports).all, excluded=excluded).name
+    return Placer(table(*reports).all).place(asked, excluded=excluded).name
 
 
 @st.composite
@@ -48,13 +49,13 @@ def test_gateways_that_see_the_same_reports_choose_the_same_node(fleet: list[Nod
     for count, node in enumerate(theirs):
         node.leased = count
 
-    def outcome(nodes: tuple[object, ...]) -> str:
+    def outcome(nodes: NodeTable) -> str:
         try:
-            return place(demand(), nodes).name  # type: ignore[arg-type]
+            return Placer(nodes.all).place(demand()).name
         except RoostError as error:
             return error.message
 
-    assert outcome(mine.all) == outcome(theirs.all)
+    assert outcome(mine) == outcome(theirs)
 
 
 @pytest.mark.parametrize(
@@ -80,18 +81,18 @@ def test_a_silent_node_is_unhealthy_but_still_known_to_run_the_base() -> None:
     nodes = table(report("a"))
     nodes["a"].fall_silent()
     with pytest.raises(NoHealthyNode) as caught:
-        place(demand(), nodes.all)
+        Placer(nodes.all).place(demand())
     assert caught.value.retry_after_s is not None
 
 
 def test_a_node_in_doubt_is_taken_where_there_is_no_other() -> None:
     nodes = table(report("a"), report("b"))
-    first = place(demand(), nodes.all)
+    first = Placer(nodes.all).place(demand())
     first.doubt()
-    second = place(demand(), nodes.all)
+    second = Placer(nodes.all).place(demand())
     assert second is not first
     second.doubt()
-    assert place(demand(), nodes.all) is first
+    assert Placer(nodes.all).place(demand()) is first
 
 
 @pytest.mark.parametrize(
@@ -124,9 +125,9 @@ def test_a_node_that_just_failed_is_left_out_unless_it_is_the_only_one() -> None
 
 def test_base_requests_go_where_the_least_is_outstanding() -> None:
     nodes = table(report("a", engine(outstanding=5)), report("b", engine(outstanding=2)))
-    assert place(base_demand(), nodes.all).name == "b"
+    assert Placer(nodes.all).place(base_demand()).name == "b"
     nodes["b"].leased = 9
-    assert place(base_demand(), nodes.all).name == "a"
+    assert Placer(nodes.all).place(base_demand()).name == "a"
 
 
 def test_a_few_leases_more_do_not_move_a_policy() -> None:
@@ -139,7 +140,8 @@ def test_a_few_leases_more_do_not_move_a_policy() -> None:
 
 def _share_that_moves(before: list[str], after: list[str], policies: int = 3000) -> float:
     def winners(nodes: list[str]) -> Callable[[str], str]:
-        return lambda policy: order(policy, nodes)[0]
+        rendezvous = Rendezvous(nodes)
+        return lambda policy: rendezvous.order(policy)[0]
 
     old, new = winners(before), winners(after)
     moved = sum(old(f"t/p{i}") != new(f"t/p{i}") for i in range(policies))
@@ -154,6 +156,27 @@ def test_a_node_that_joins_moves_the_least_that_it_can() -> None:
 
 def test_policies_are_spread_evenly() -> None:
     nodes = [f"node-{i}" for i in range(8)]
-    counts = Counter(order(f"t/p{i}", nodes)[0] for i in range(8000))
+    rendezvous = Rendezvous(nodes)
+    counts = Counter(rendezvous.order(f"t/p{i}")[0] for i in range(8000))
     assert min(counts.values()) > 850
     assert max(counts.values()) < 1150
+
+
+def test_the_order_is_the_same_everywhere() -> None:
+    # pinned: gateways of two releases must agree while one replaces the other
+    assert Rendezvous(f"n{i}" for i in range(5)).order("acme/bot") == ["n0", "n1", "n3", "n4", "n2"]
+
+
+def test_dead_nodes_past_those_that_are_remembered_are_passed_over() -> None:
+    nodes = table(*(report(f"n{i}") for i in range(30)))
+    placer = Placer(nodes.all)
+    order = Rendezvous(node.name for node in nodes).order("acme/bot")
+    for name in order[:20]:
+        nodes[name].fall_silent()
+    assert placer.place(demand()).name == order[20]
+    for name in order[20:]:
+        nodes[name].fall_silent()
+    with pytest.raises(NoHealthyNode):
+        placer.place(demand())
+    nodes[order[29]].replace(report(order[29]))
+    assert placer.place(demand()).name == order[29]
