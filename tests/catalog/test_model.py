@@ -192,7 +192,7 @@ class LongerCatalogMachine(CatalogMachine):
 
 
 TestSequences = CatalogMachine.TestCase
-TestSequences.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSequences.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 
 TestLongerSequences = pytest.mark.timeout(1800)(pytest.mark.soak(LongerCatalogMachine.TestCase))
 TestLongerSequences.settings = settings(max_examples=500, stateful_step_count=60, deadline=None)
