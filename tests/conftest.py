@@ -1,0 +1,25 @@
+"""Shared by all tests: what a run left out is said at its end, never passed over in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what did not run here, and how to run it."""
+    left_out: list[str] = []
+    deselected = terminalreporter.stats.get("deselected", [])
+    soak = [item for item in deselected if item.get_closest_marker("soak") is not None]
+    engine = [item for item in deselected if item not in soak and item.get_closest_marker("engine") is not None]
+    if soak:
+        left_out.append(f"{len(soak)} test(s) with full counts: make soak")
+    if engine:
+        left_out.append(f"{len(engine)} test(s) with a real engine: make test")
+    if not Path("/dev/nvidia0").exists():
+        left_out.append("engines on CUDA: this machine has no GPU")
+    if left_out:
+        terminalreporter.section("not run here")
+        for line in left_out:
+            terminalreporter.write_line(line)
