@@ -84,6 +84,9 @@ class ArenaCache:
     def extent(self, digest: str) -> Extent:
         return self._entries[digest].extent
 
+    def pinned(self, digest: str) -> bool:
+        return bool(self._entries[digest].pins)
+
     def resident(self, digest: str) -> bool:
         entry = self._entries.get(digest)
         return entry is not None and entry.ready

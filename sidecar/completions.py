@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from backends.interface import Removal
+from catalog.names import split_adapter_name
 from wire.outcomes import Outcome
 
 from .admission import Load, Stage
@@ -25,6 +26,8 @@ from .events import (
 from .loads import Loads
 from .slots import Call, Engine, Slot, SlotState
 from .state import NodeState
+
+_COMPARE_EVERY_S = 30.0
 
 
 class Completions:
@@ -143,9 +146,20 @@ class Completions:
             if any(slot.state is SlotState.INSTALLING for slot in overdue):
                 self._calls.read(engine)
 
+    def compare(self, now: float) -> None:
+        """In quiet moments, compare what we know of engines with what they have."""
+        for engine in self._state.engines.values():
+            if engine.ready and engine.call is None and engine.read_at <= now and not self._state.queue.in_flight:
+                engine.read_at = now + _COMPARE_EVERY_S
+                self._calls.read(engine)
+
     def _installed_read(self, engine: Engine, call: Call, event: InstalledRead, now: float) -> None:
         if event.names is None:
             return
+        for adapter in event.names - engine.slots.keys():
+            self._found(engine, adapter, now)
+        for adapter in [name for name in engine.slots if engine.serving(name) and name not in event.names]:
+            self._missed(engine, adapter, now)
         for slot in list(engine.slots.values()):
             if not slot.unsure or slot.state is not SlotState.INSTALLING:
                 continue
@@ -157,6 +171,21 @@ class Completions:
                 # same bytes, so sending it again is safe, and its answer settles the matter
                 self._certain(engine, slot)
                 self._calls.install(engine, slot)
+
+    def _found(self, engine: Engine, adapter: str, now: float) -> None:
+        """An install of an earlier sidecar ended after we adopted the engine: its slot is taken."""
+        ours = split_adapter_name(adapter)
+        if ours is not None:
+            self._state.counts["slots_found"] += 1
+            slot = engine.slots[adapter] = Slot(adapter, ours[1], 0, SlotState.SERVING, used_at=now)
+            self._loads.serve(engine, slot, now)
+
+    def _missed(self, engine: Engine, adapter: str, now: float) -> None:
+        """Somebody else took an adapter away: the next ask for it is a cold one."""
+        self._state.counts["slots_missed"] += 1
+        slot = engine.slots.pop(adapter)
+        self._state.end_leases(self._state.leases.drop_adapter(engine.name, adapter), now, lost=False)
+        self._state.slot_changed(engine, slot.digest)
 
     def _certain(self, engine: Engine, slot: Slot) -> None:
         slot.unsure = False

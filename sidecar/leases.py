@@ -110,6 +110,10 @@ class LeaseTable:
     def drop_engine(self, engine: str) -> list[Lease]:
         return self._drop_all(list(self._by_engine.get(engine, ())))
 
+    def drop_adapter(self, engine: str, adapter: str) -> list[Lease]:
+        keys = self._by_engine.get(engine, ())
+        return self._drop_all([key for key in keys if self._leases[key].adapter == adapter])
+
     def drop_silent(self, now: float) -> list[Lease]:
         """End the leases of gateways unheard of for longer than the bound, and forget those gateways."""
         ended: list[Lease] = []

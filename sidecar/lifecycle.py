@@ -13,6 +13,9 @@ from .slots import Call, CallKind, Engine, Slot, SlotState
 from .state import NodeState
 from .waiters import WaitingRoom
 
+# a call of an earlier sidecar may still have been under way when its engine was adopted
+FIRST_LOOK_S = 5.0
+
 
 class Lifecycle:
     def __init__(self, state: NodeState, calls: EngineCalls, loads: Loads, waiters: WaitingRoom) -> None:
@@ -37,6 +40,7 @@ class Lifecycle:
             entry = self._state.cache.get(slot.digest)
             if entry is not None and entry.ready and slot.adapter not in engine.slots:
                 self._loads.restore(engine, slot.adapter, slot.digest, entry.extent.length, slot.rank)
+        engine.read_at = now + FIRST_LOOK_S
         self._state.changes.engines.add(engine.name)
 
     def engine_down(self, event: EngineDown, now: float) -> None:

@@ -194,3 +194,4 @@ class Machine:
         for digest in self.state.failures.forget_old(now):
             self.state.digest_changed(digest)
         self._completions.retry_unsure(now)
+        self._completions.compare(now)

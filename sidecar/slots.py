@@ -77,6 +77,8 @@ class Engine:
         self.queued: deque[Call] = deque()
         # adapters to bring back after a restart, the most recently used first
         self.lost: list[Slot] = []
+        # when to compare what we know with what it has
+        self.read_at = 0.0
 
     @property
     def ready(self) -> bool:

@@ -116,6 +116,7 @@ class NodeState:
             if slot is None:
                 continue
             slot.leases -= 1
+            slot.used_at = now
             if lost and engine.limits is not None and not engine.limits.removes_for_real:
                 # this engine would not answer "busy", it would take the adapter away under the request
                 slot.hold_until = now + self.settings.lost_lease_hold_s

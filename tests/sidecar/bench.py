@@ -5,7 +5,16 @@ from __future__ import annotations
 from backends.interface import EngineLimits, EngineSettings, Health, Removal
 from catalog.names import adapter_name
 from sidecar.audit import audit
-from sidecar.effects import AnyEffect, Answer, ClearExtent, EngineCall, ReadInstalled, StartFetch, StartInstall, StartRemove
+from sidecar.effects import (
+    Answer,
+    AnyEffect,
+    ClearExtent,
+    EngineCall,
+    ReadInstalled,
+    StartFetch,
+    StartInstall,
+    StartRemove,
+)
 from sidecar.events import (
     AnyEvent,
     Asked,
@@ -106,7 +115,7 @@ class Bench:
         size: int = SIZE,
         ttl_s: float = 600.0,
     ) -> int:
-        """Ask for adapter ``number`` (None: the base); the ask's handle, which is also the lease unless one is given."""
+        """Ask for adapter ``number`` (None: the base); the ask, which is also the lease unless one is given."""
         self._asks += 1
         request = Acquire(
             gateway=gateway,
@@ -134,6 +143,7 @@ class Bench:
         while self.now < end:
             self.now = min(end, self.now + step)
             self.send(Tick())
+            self._answer_comparisons()
 
     def up(
         self,
@@ -231,6 +241,13 @@ class Bench:
     def serving(self, engine: str = "e1") -> set[str]:
         known = self.machine.state.engines[engine]
         return {adapter for adapter in known.slots if known.serving(adapter)}
+
+    def _answer_comparisons(self) -> None:
+        """An engine that left nothing open has what we think it has, unless a test says otherwise."""
+        for engine, call in list(self.calls.items()):
+            slots = self.machine.state.engines[engine].slots
+            if isinstance(call, ReadInstalled) and not any(slot.unsure for slot in slots.values()):
+                self.read(set(slots), engine)
 
     def _note(self, effect: AnyEffect) -> None:
         self.history.append(effect)

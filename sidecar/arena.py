@@ -1,0 +1,97 @@
+"""The arena's memory: one shared segment of the host, mapped once by us and by engines that can.
+
+An extent's data has a record of HEADER_BYTES before it: magic, generation, length, digest. It is written when the data
+is whole and zeroed before the room is given away, so that whoever maps the segment can check, before and after a
+copy, that it copied what was meant. The file is made by hand: ``multiprocessing.shared_memory`` has a tracker that
+unlinks a segment when the process that made it is killed, under the eyes of engines that have it mapped.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+from pathlib import Path
+
+from blake3 import blake3
+
+from wire.outcomes import ArtifactUnavailable, StorageFull
+
+from .extents import HEADER_BYTES, Extent
+
+_ROOT = Path("/dev/shm")  # noqa: S108
+_MAGIC = b"roostext"
+_RECORD = struct.Struct("<8sQQ32s")
+
+
+def segment_name(node: str, run_dir: str) -> str:
+    """The same for every life of a node's sidecar, and another for every other deployment of the host."""
+    return f"roost-{node}-{blake3(os.fsencode(Path(run_dir).absolute())).hexdigest()[:12]}"
+
+
+class Arena:
+    """A fresh segment of ``size`` bytes. What an earlier life left under the name is unlinked, never trusted.
+
+    Memory is taken from the host when an extent is first written. Raises StorageFull where not even the file can be
+    made.
+    """
+
+    def __init__(self, segment: str, size: int, *, root: Path = _ROOT) -> None:
+        self.segment = segment
+        self.path = root / segment
+        self.path.unlink(missing_ok=True)
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.ftruncate(self._file, size)
+        except OSError as error:
+            raise StorageFull(f"no arena of {size} bytes at {self.path}: {error.strerror}") from error
+        self._map = mmap.mmap(self._file, size)
+        self._view = memoryview(self._map)
+
+    def begin(self, extent: Extent) -> memoryview:
+        """The extent's bytes, to be written. Raises StorageFull where the host has no memory for them.
+
+        Without the reservation a full host would end this process by SIGBUS at the first write.
+        """
+        start = extent.offset - HEADER_BYTES
+        try:
+            os.posix_fallocate(self._file, start, HEADER_BYTES + extent.length)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            raise StorageFull(f"the host has no memory for {extent.length} bytes more of the arena") from error
+        self.clear(extent)
+        return self._data(extent)
+
+    def seal(self, extent: Extent, digest: str) -> None:
+        """The extent is whole: write its record."""
+        _RECORD.pack_into(
+            self._map, extent.offset - HEADER_BYTES, _MAGIC, extent.generation, extent.length, bytes.fromhex(digest)
+        )
+
+    def read(self, extent: Extent) -> memoryview:
+        """The extent's bytes, read-only. Raises ArtifactUnavailable where it was given away meanwhile."""
+        magic, generation, length, _ = _RECORD.unpack_from(self._map, extent.offset - HEADER_BYTES)
+        if (magic, generation, length) != (_MAGIC, extent.generation, extent.length):
+            raise ArtifactUnavailable(f"extent {extent.generation} of the arena was given away")
+        return self._data(extent).toreadonly()
+
+    def clear(self, extent: Extent) -> None:
+        """The extent is given away: nobody may take its bytes for what they were."""
+        start = extent.offset - HEADER_BYTES
+        self._map[start : start + HEADER_BYTES] = bytes(HEADER_BYTES)
+
+    def close(self) -> None:
+        """Unlink the segment. Its memory is free when nobody has it mapped any more."""
+        self.path.unlink(missing_ok=True)
+        os.close(self._file)
+        self._view.release()
+        try:
+            self._map.close()
+        except BufferError:
+            # somebody still holds a view of an extent: the mapping goes with the last of them
+            return
+
+    def _data(self, extent: Extent) -> memoryview:
+        return self._view[extent.offset : extent.offset + extent.length]

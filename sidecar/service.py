@@ -1,0 +1,192 @@
+"""The sidecar's edge: sockets, clocks, threads and engines around the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from backends.interface import EngineBackend
+from catalog.blobs import BlobStore
+from wire.node import (
+    Acquire,
+    AnswerOfNode,
+    AskOfNode,
+    AskState,
+    GatewayAlive,
+    Prefetch,
+    Release,
+    ReportOfNode,
+)
+from wire.outcomes import RoostError
+from wire.sockets import FeedPublisher, Reply, Responder
+
+from .arena import Arena, segment_name
+from .audit import audit
+from .effects import Answer, AnyEffect, ClearExtent, StartFetch
+from .engines import EngineKeeper
+from .events import AnyEvent, Asked, FetchDone, FetchFailed, GatewayHeard, PrefetchHinted, Released, Tick
+from .fetch import Fetcher
+from .machine import Machine
+from .reporter import Reporter
+from .settings import SidecarSettings
+from .transitions import log_effect, log_event
+
+_log = logging.getLogger(__name__)
+
+_TICK_S = 0.05
+_STATS_EVERY_S = 60.0
+# a refusal must reach the asker before it stops waiting
+_ANSWER_MARGIN_S = 0.05
+
+
+class Sidecar:
+    """One node's sidecar on the running loop. ``backends`` are the drivers of ``settings.engines``, by name.
+
+    Raises InvalidRequest where it can't serve at its endpoints (another sidecar does), StorageFull without an arena.
+    """
+
+    def __init__(self, settings: SidecarSettings, backends: Mapping[str, EngineBackend]) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self.machine = Machine(settings)
+        self._replies: dict[int, Reply[AnswerOfNode]] = {}
+        self._asks = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._broken: asyncio.Future[None] = self._loop.create_future()
+        # binding comes first: it fails where another sidecar of this node runs, whose arena must not be unlinked
+        self._responder: Responder[AskOfNode, AnswerOfNode] = Responder(
+            settings.endpoint, AskOfNode, AnswerOfNode, self._on_ask, curve=settings.curve
+        )
+        self._feed: FeedPublisher[ReportOfNode] = FeedPublisher(
+            settings.feed_endpoint, ReportOfNode, epoch=time.time_ns(), curve=settings.curve
+        )
+        self.arena = Arena(segment_name(settings.node, settings.run_dir), settings.arena_bytes)
+        self._fetcher = Fetcher(
+            BlobStore(Path(settings.store_dir)),
+            self.arena,
+            workers=settings.loads_in_flight + 1,
+            timeout_s=settings.load_timeout_s,
+        )
+        self._keepers = {
+            name: EngineKeeper(backend, self.arena, self._apply, timeout_s=settings.load_timeout_s)
+            for name, backend in backends.items()
+        }
+        self._reporter = Reporter(self.machine.state, self._feed, full_every_s=settings.full_state_every_s)
+        self._tick = self._loop.call_later(_TICK_S, self._on_tick)
+        self._stats = self._loop.call_later(_STATS_EVERY_S, self._on_stats)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop``, then detach: engines go on. Raises what broke the machine, if anything did."""
+        for keeper in self._keepers.values():
+            self._spawn(keeper.run())
+        _log.info("sidecar of node %s serves at %s", self._settings.node, self._responder.endpoint)
+        stopped = self._loop.create_task(stop.wait())
+        ends: list[asyncio.Future[Any]] = [stopped, self._broken]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._broken.done():
+                self._broken.result()
+        finally:
+            stopped.cancel()
+            await self._close()
+
+    async def _close(self) -> None:
+        self._closed = True
+        self._tick.cancel()
+        self._stats.cancel()
+        self._responder.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._reporter.close()
+        self._feed.close()
+        self._fetcher.close()
+        self.arena.close()
+
+    # events in
+
+    def _on_ask(self, ask: AskOfNode, reply: Reply[AnswerOfNode]) -> None:
+        if isinstance(ask, Acquire):
+            if reply.wanted:
+                number = next(self._asks)
+                self._replies[number] = reply
+                self._apply(Asked(ask=number, request=ask, deadline=reply.deadline - _ANSWER_MARGIN_S))
+        elif isinstance(ask, Release):
+            self._apply(Released(gateway=ask.gateway, leases=ask.leases))
+            if ask.failed_engine in self._keepers:
+                self._keepers[ask.failed_engine].look_now()
+        elif isinstance(ask, GatewayAlive):
+            self._apply(GatewayHeard(gateway=ask.gateway, instance=ask.instance))
+        elif isinstance(ask, AskState):
+            reply(self._reporter.report())
+        elif isinstance(ask, Prefetch):
+            self._apply(PrefetchHinted(digest=ask.digest, size=ask.size))
+
+    def _on_tick(self) -> None:
+        self._tick = self._loop.call_later(_TICK_S, self._on_tick)
+        self._apply(Tick())
+
+    def _on_stats(self) -> None:
+        self._stats = self._loop.call_later(_STATS_EVERY_S, self._on_stats)
+        counts = sorted(self.machine.state.counts.items())
+        _log.info("since the start: %s", " ".join(f"{name}={count}" for name, count in counts))
+        for line in audit(self.machine.state):
+            _log.error("the books are wrong: %s", line)
+
+    def _apply(self, event: AnyEvent) -> None:
+        if self._closed or self._broken.done():
+            return
+        log_event(event)
+        try:
+            effects = self.machine.handle(event, self._loop.time())
+        except Exception as error:
+            # a half-applied event leaves books that can't be trusted; a fresh start adopts the engines as they are
+            self._broken.set_exception(error)
+            raise
+        for effect in effects:
+            self._perform(effect)
+        self._reporter.notice()
+
+    # effects out
+
+    def _perform(self, effect: AnyEffect) -> None:
+        log_effect(effect)
+        if isinstance(effect, Answer):
+            self._replies.pop(effect.ask)(effect.answer)
+        elif isinstance(effect, StartFetch):
+            self._spawn(self._fetch(effect))
+        elif isinstance(effect, ClearExtent):
+            self.arena.clear(effect.extent)
+        else:
+            self._keepers[effect.engine].perform(effect)
+
+    async def _fetch(self, effect: StartFetch) -> None:
+        digest, generation = effect.digest, effect.extent.generation
+        try:
+            await self._fetcher.fetch(digest, effect.extent)
+        except RoostError as error:
+            failed = FetchFailed(digest=digest, generation=generation, outcome=error.outcome, message=error.message)
+            self._apply(failed)
+        else:
+            self._apply(FetchDone(digest=digest, generation=generation))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        with contextlib.suppress(asyncio.CancelledError):
+            error = task.exception()
+            if error is not None and not self._broken.done():
+                self._broken.set_exception(error)

@@ -1,0 +1,49 @@
+"""The node's log: one line for what changes where bytes and adapters are, nothing for every request."""
+
+from __future__ import annotations
+
+import logging
+
+from wire.node import Refused
+
+from .effects import Answer, AnyEffect, ClearExtent, StartFetch, StartInstall, StartRemove
+from .events import (
+    AnyEvent,
+    FetchDone,
+    FetchFailed,
+    InstallBroke,
+    InstallDone,
+    InstallRejected,
+    InstallUnsure,
+    RemoveDone,
+    RemoveUnsure,
+)
+
+_log = logging.getLogger(__name__)
+
+
+def log_event(event: AnyEvent) -> None:
+    if isinstance(event, FetchDone):
+        _log.info("fetched %s", event.digest)
+    elif isinstance(event, FetchFailed):
+        _log.warning("fetch of %s failed (%s): %s", event.digest, event.outcome, event.message)
+    elif isinstance(event, InstallDone):
+        _log.info("call %d: installed on %s", event.op, event.engine)
+    elif isinstance(event, InstallRejected | InstallBroke | InstallUnsure | RemoveUnsure):
+        _log.warning("call %d: %s on %s: %s", event.op, type(event).__name__, event.engine, event.message)
+    elif isinstance(event, RemoveDone):
+        _log.info("call %d: %s on %s", event.op, event.removal, event.engine)
+
+
+def log_effect(effect: AnyEffect) -> None:
+    if isinstance(effect, Answer):
+        if isinstance(effect.answer, Refused):
+            _log.debug("refused (%s): %s", effect.answer.outcome, effect.answer.message)
+    elif isinstance(effect, StartFetch):
+        _log.info("fetch %s, %d bytes", effect.digest, effect.extent.length)
+    elif isinstance(effect, ClearExtent):
+        _log.info("evict %s from the arena", effect.digest)
+    elif isinstance(effect, StartInstall):
+        _log.info("call %d: install %s on %s", effect.op, effect.adapter, effect.engine)
+    elif isinstance(effect, StartRemove):
+        _log.info("call %d: remove %s from %s", effect.op, effect.adapter, effect.engine)

@@ -1,0 +1,146 @@
+"""Engines that start, are adopted, die and return."""
+
+from __future__ import annotations
+
+from sidecar.effects import StartFetch
+from sidecar.events import InstallDone, Tick
+from wire.outcomes import Outcome
+
+from .bench import Bench, digest, name
+
+
+def test_adopted_adapters_serve_without_a_load() -> None:
+    bench = Bench(up=False)
+    bench.up(installed=(name(1), name(2, "other")))
+    assert not bench.granted(bench.ask(1)).waited
+    assert not bench.granted(bench.ask(2, tenant="other")).waited
+    assert not bench.fetches
+
+
+def test_adapters_that_served_come_back_from_the_arena() -> None:
+    bench = Bench(slots=2)
+    bench.serve(1)
+    bench.release(bench.serve(2))
+    bench.wait(1.0)
+    bench.down()
+    bench.up()
+    bench.installed(1)
+    bench.installed(2)
+    assert len(bench.started(StartFetch)) == 2, "both from the first time"
+    assert bench.serving() == {name(1), name(2)}
+
+
+def test_what_comes_back_takes_no_slot_from_what_is_asked_for() -> None:
+    bench = Bench(slots=1, loads_in_flight=1)
+    bench.release(bench.serve(1))
+    bench.down()
+    bench.up(slots=1)
+    ask = bench.ask(2)
+    bench.installed(1)
+    bench.fetched(2)
+    bench.removed(1)
+    bench.installed(2)
+    assert bench.granted(ask)
+
+
+def test_ask_for_what_is_coming_back_waits_for_that() -> None:
+    bench = Bench()
+    bench.serve(1)
+    bench.down()
+    bench.up()
+    ask = bench.ask(1)
+    bench.installed(1)
+    assert bench.granted(ask).waited
+
+
+def test_death_refuses_waiters_when_no_engine_of_the_base_is_left() -> None:
+    bench = Bench(loads_in_flight=1)
+    fetching, queued = bench.ask(1), bench.ask(2)
+    bench.down()
+    for ask in (fetching, queued):
+        refused = bench.refused(ask)
+        assert (refused.outcome, refused.elsewhere) == (Outcome.NO_HEALTHY_NODE, True)
+    bench.fetched(1)
+    assert len(bench.machine.state.queue.waiting()) == bench.machine.state.queue.in_flight == 0
+
+
+def test_death_during_a_fetch_sends_the_load_to_another_engine() -> None:
+    bench = Bench(engines=2)
+    ask = bench.ask(1)
+    bench.down("e1")
+    bench.fetched(1)
+    bench.installed(1, "e2")
+    assert bench.granted(ask).engine == "e2"
+
+
+def test_adapter_being_installed_when_the_engine_died_is_suspect() -> None:
+    bench = Bench(engines=2)
+    ask = bench.ask(1)
+    bench.fetched(1)
+    bench.install_of(1)
+    bench.down("e1")
+    assert bench.refused(ask).outcome is Outcome.ENGINE_FAILED
+    assert bench.refused(bench.ask(1)).outcome is Outcome.KNOWN_BAD
+
+
+def test_load_whose_install_was_not_sent_yet_goes_on_elsewhere() -> None:
+    bench = Bench(engines=2, loads_in_flight=2, up=False)
+    bench.up("e1", slots=2)
+    bench.ask(1)
+    ask = bench.ask(2)
+    bench.fetched(1)
+    bench.fetched(2)
+    bench.up("e2", slots=2)
+    bench.down("e1")
+    bench.installed(2, "e2")
+    assert bench.granted(ask).engine == "e2"
+
+
+def test_call_of_a_former_life_says_nothing_of_this_one_but_holds_its_bytes_until_it_ends() -> None:
+    bench = Bench(slots=1, arena_bytes=12_288)
+    bench.ask(1)
+    bench.fetched(1)
+    late = bench.install_of(1)
+    bench.down()
+    bench.up()
+    ask = bench.ask(2, wait_s=600.0)
+    bench.wait(20.0)
+    assert digest(2) not in bench.fetches, "the old call may still be reading the arena"
+    bench.send(InstallDone(engine="e1", op=late.op))
+    assert bench.serving() == set()
+    bench.fetched(2)
+    bench.installed(2)
+    assert bench.granted(ask)
+
+
+def test_death_while_a_slot_is_cleared() -> None:
+    bench = Bench(engines=2, up=False)
+    bench.up("e1", slots=1)
+    bench.release(bench.serve(1))
+    ask = bench.ask(2)
+    bench.fetched(2)
+    bench.up("e2", slots=1)
+    bench.down("e1")
+    bench.installed(2, "e2")
+    assert bench.granted(ask).engine == "e2"
+
+
+def test_install_of_an_earlier_sidecar_that_ended_late_is_found() -> None:
+    bench = Bench(slots=1)
+    bench.now += 6.0
+    bench.send(Tick())
+    bench.read({name(1)})
+    assert not bench.granted(bench.ask(1)).waited
+
+
+def test_adapter_that_somebody_took_away_is_loaded_again() -> None:
+    bench = Bench()
+    lease = bench.serve(1)
+    bench.now += 6.0
+    bench.send(Tick())
+    bench.read(set())
+    ask = bench.ask(1)
+    assert ask not in bench.answers
+    bench.installed(1)
+    assert bench.granted(ask).waited
+    bench.release(lease, ask)

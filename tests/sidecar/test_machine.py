@@ -1,0 +1,339 @@
+"""The machine against a model of its world: whatever happens in whatever order, the promises hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from backends.interface import Health, Removal
+from catalog.names import adapter_name
+from sidecar.audit import audit
+from sidecar.effects import Answer, AnyEffect, ClearExtent, ReadInstalled, StartFetch, StartInstall, StartRemove
+from sidecar.events import (
+    AnyEvent,
+    Asked,
+    EngineDown,
+    EngineUp,
+    FetchDone,
+    FetchFailed,
+    GatewayHeard,
+    InstallBroke,
+    InstallDone,
+    InstalledRead,
+    InstallRejected,
+    InstallUnsure,
+    PrefetchHinted,
+    Released,
+    RemoveDone,
+    RemoveUnsure,
+    Tick,
+)
+from sidecar.machine import Machine
+from wire.node import Acquire, Granted
+from wire.outcomes import Outcome
+
+from .bench import BASE, digest, limits, settings
+
+ENGINES = ("e1", "e2")
+SLOTS = 2
+GATEWAYS = ("g1", "g2")
+ADAPTERS = st.integers(0, 7)
+EngineEffect = StartInstall | StartRemove | ReadInstalled
+
+
+class EngineModel:
+    """A real engine keeps what it was given, refuses to drop what is in use, and never holds more than its slots."""
+
+    def __init__(self) -> None:
+        self.up = False
+        self.adapters: set[str] = set()
+        self.call: EngineEffect | None = None
+
+
+class Node(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = Machine(
+            settings(
+                engines=2,
+                arena_bytes=5 * 12_288,
+                loads_in_flight=2,
+                loads_queued=2,
+                waiters_per_load=3,
+                gateway_silence_s=15.0,
+                slot_age_bound_s=3.0,
+                negative_max_s=4.0,
+            )
+        )
+        self.now = 100.0
+        self.engines = {name: EngineModel() for name in ENGINES}
+        self.orphans: list[EngineEffect] = []
+        self.fetches: dict[str, StartFetch] = {}
+        self.extents: dict[str, tuple[int, int]] = {}
+        self.unanswered: set[int] = set()
+        self.asks = 0
+        # what gateways believe to hold: (gateway, lease) -> (engine, adapter)
+        self.held: dict[tuple[str, int], tuple[str, str]] = {}
+        self.requests: dict[int, Acquire] = {}
+
+    # performing effects
+
+    def send(self, event: AnyEvent) -> None:
+        for effect in self.machine.handle(event, self.now):
+            self.perform(effect)
+
+    def perform(self, effect: AnyEffect) -> None:
+        if isinstance(effect, Answer):
+            self.unanswered.remove(effect.ask)
+            request = self.requests.pop(effect.ask)
+            if isinstance(effect.answer, Granted):
+                model = self.engines[effect.answer.engine]
+                assert model.up, "granted on an engine that is down"
+                if request.digest:
+                    assert effect.answer.adapter == adapter_name(request.tenant, request.digest)
+                    assert effect.answer.adapter in model.adapters, "granted where it does not serve"
+                self.held[request.gateway, request.lease] = effect.answer.engine, effect.answer.adapter
+        elif isinstance(effect, StartFetch):
+            assert effect.digest not in self.fetches, "one fetch at a time for a digest"
+            self.fetches[effect.digest] = effect
+            self.place(effect)
+        elif isinstance(effect, ClearExtent):
+            self.clear(effect)
+        else:
+            model = self.engines[effect.engine]
+            assert model.up
+            assert model.call is None, "one call at a time"
+            model.call = effect
+
+    def place(self, effect: StartFetch) -> None:
+        start, end = effect.extent.offset, effect.extent.offset + effect.extent.length
+        for other, (from_, to) in self.extents.items():
+            assert end <= from_ or to <= start, f"overwrites the bytes of {other}"
+        self.extents[effect.digest] = start, end
+
+    def clear(self, effect: ClearExtent) -> None:
+        assert effect.digest not in self.fetches, "evicted while it is fetched"
+        under_way = [model.call for model in self.engines.values()] + self.orphans
+        installing = {call.digest for call in under_way if isinstance(call, StartInstall)}
+        assert effect.digest not in installing, "evicted while an engine reads it"
+        del self.extents[effect.digest]
+
+    def in_use(self, engine: str, adapter: str) -> bool:
+        return (engine, adapter) in self.held.values()
+
+    # the world's moves
+
+    @initialize()
+    def start(self) -> None:
+        self.boot("e1", frozenset())
+
+    def boot(self, engine: str, installed: frozenset[str]) -> None:
+        model = self.engines[engine]
+        model.up, model.adapters = True, set(installed)
+        self.send(EngineUp(engine=engine, limits=limits(SLOTS), installed=installed, host="h", port=1))
+
+    @rule(
+        number=st.none() | ADAPTERS,
+        gateway=st.sampled_from(GATEWAYS),
+        wait=st.floats(0, 30),
+        rank=st.sampled_from((8, 99)),
+    )
+    def ask(self, number: int | None, gateway: str, wait: float, rank: int) -> None:
+        self.asks += 1
+        self.request(gateway, self.asks, number, wait, rank)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def ask_again(self, data: st.DataObject) -> None:
+        request = self.requests[data.draw(st.sampled_from(sorted(self.requests)))]
+        number = int(request.digest, 16) if request.digest else None
+        self.asks += 1
+        self.request(request.gateway, request.lease, number, 10.0, request.rank)
+
+    def request(self, gateway: str, lease: int, number: int | None, wait: float, rank: int) -> None:
+        request = Acquire(
+            gateway=gateway,
+            lease=lease,
+            base=BASE,
+            tenant="t",
+            digest="" if number is None else digest(number),
+            size=10_000,
+            rank=rank,
+            ttl_s=20.0,
+        )
+        ask = self.asks
+        self.unanswered.add(ask)
+        self.requests[ask] = request
+        self.send(Asked(ask=ask, request=request, deadline=self.now + wait))
+
+    @precondition(lambda self: self.asks)
+    @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS))
+    def release(self, data: st.DataObject, gateway: str) -> None:
+        lease = data.draw(st.integers(1, self.asks))
+        self.held.pop((gateway, lease), None)
+        self.send(Released(gateway=gateway, leases=(lease,)))
+
+    @rule(gateway=st.sampled_from(GATEWAYS), instance=st.sampled_from("ab"))
+    def sign_of_life(self, gateway: str, instance: str) -> None:
+        self.send(GatewayHeard(gateway=gateway, instance=instance))
+
+    @rule(number=ADAPTERS)
+    def hint(self, number: int) -> None:
+        self.send(PrefetchHinted(digest=digest(number), size=10_000))
+
+    @rule(seconds=st.floats(0.05, 1.0), times=st.integers(1, 8))
+    def time_passes(self, seconds: float, times: int) -> None:
+        for _ in range(times):
+            self.now += seconds
+            self.send(Tick())
+
+    @precondition(lambda self: self.fetches)
+    @rule(data=st.data(), works=st.booleans())
+    def fetch_ends(self, data: st.DataObject, works: bool) -> None:
+        fetch = self.fetches.pop(data.draw(st.sampled_from(sorted(self.fetches))))
+        generation = fetch.extent.generation
+        if works:
+            self.send(FetchDone(digest=fetch.digest, generation=generation))
+            return
+        del self.extents[fetch.digest]
+        failed = FetchFailed(
+            digest=fetch.digest, generation=generation, outcome=Outcome.ARTIFACT_UNAVAILABLE, message="m"
+        )
+        self.send(failed)
+
+    @precondition(lambda self: any(model.call for model in self.engines.values()))
+    @rule(
+        engine=st.sampled_from(ENGINES),
+        ending=st.sampled_from(("done", "done", "rejected", "broke", "unsure")),
+        happened=st.booleans(),
+    )
+    def call_ends(self, engine: str, ending: str, happened: bool) -> None:
+        model = self.engines[engine]
+        call, model.call = model.call, None
+        if isinstance(call, StartInstall):
+            self.install_ends(model, call, ending, happened)
+        elif isinstance(call, StartRemove):
+            self.removal_ends(model, call, ending, happened)
+        elif call is not None:
+            names = None if ending == "unsure" else frozenset(model.adapters)
+            self.send(InstalledRead(engine=engine, op=call.op, names=names))
+
+    def install_ends(self, model: EngineModel, call: StartInstall, ending: str, happened: bool) -> None:
+        if ending == "done" or (ending == "unsure" and happened):
+            model.adapters.add(call.adapter)
+            assert len(model.adapters) <= SLOTS, "more adapters than slots"
+        events: dict[str, AnyEvent] = {
+            "done": InstallDone(engine=call.engine, op=call.op),
+            "rejected": InstallRejected(engine=call.engine, op=call.op, message="m"),
+            "broke": InstallBroke(engine=call.engine, op=call.op, message="m"),
+            "unsure": InstallUnsure(engine=call.engine, op=call.op, message="m"),
+        }
+        if ending in ("rejected", "broke") and call.adapter in model.adapters:
+            # it was there already, from a call whose answer was lost
+            ending = "done"
+        self.send(events[ending])
+
+    def removal_ends(self, model: EngineModel, call: StartRemove, ending: str, happened: bool) -> None:
+        if ending == "unsure":
+            if happened and not self.in_use(call.engine, call.adapter):
+                model.adapters.discard(call.adapter)
+            self.send(RemoveUnsure(engine=call.engine, op=call.op, message="m"))
+            return
+        removal = Removal.REMOVED if call.adapter in model.adapters else Removal.ABSENT
+        if self.in_use(call.engine, call.adapter) or ending == "broke":
+            removal = Removal.BUSY if removal is Removal.REMOVED else removal
+        if removal is not Removal.BUSY:
+            model.adapters.discard(call.adapter)
+        self.send(RemoveDone(engine=call.engine, op=call.op, removal=removal))
+
+    @rule(engine=st.sampled_from(ENGINES), adopt=st.sets(ADAPTERS, max_size=SLOTS))
+    def engine_dies_or_returns(self, engine: str, adopt: set[int]) -> None:
+        model = self.engines[engine]
+        if not model.up:
+            self.boot(engine, frozenset(adapter_name("t", digest(number)) for number in adopt))
+            return
+        model.up, model.adapters = False, set()
+        if model.call is not None:
+            self.orphans.append(model.call)
+            model.call = None
+        self.held = {key: where for key, where in self.held.items() if where[0] != engine}
+        self.send(EngineDown(engine=engine, health=Health.DEAD, detail="killed"))
+
+    @precondition(lambda self: self.orphans)
+    @rule()
+    def late_call_ends(self) -> None:
+        call = self.orphans.pop()
+        ended: AnyEvent
+        if isinstance(call, StartInstall):
+            ended = InstallUnsure(engine=call.engine, op=call.op, message="m")
+        elif isinstance(call, StartRemove):
+            ended = RemoveUnsure(engine=call.engine, op=call.op, message="m")
+        else:
+            ended = InstalledRead(engine=call.engine, op=call.op, names=None)
+        self.send(ended)
+
+    # the promises
+
+    @invariant()
+    def books_are_right(self) -> None:
+        assert audit(self.machine.state) == []
+
+    @invariant()
+    def in_flight_is_bounded(self) -> None:
+        assert self.machine.state.queue.in_flight <= 2
+
+    @invariant()
+    def every_lease_is_counted_once(self) -> None:
+        counted = Counter(lease.engine for lease in self.machine.state.leases)
+        for name, engine in self.machine.state.engines.items():
+            assert engine.outstanding == counted[name] >= 0
+
+    @invariant()
+    def who_has_no_answer_yet_is_waiting(self) -> None:
+        waiting = {ask for load in self.machine.state.queue for w in load.waiters.values() for ask in w.asks}
+        assert waiting == self.unanswered
+
+    @invariant()
+    def what_is_said_to_serve_serves(self) -> None:
+        for name, engine in self.machine.state.engines.items():
+            serving = {adapter for adapter in engine.slots if engine.serving(adapter)}
+            assert serving <= self.engines[name].adapters
+
+    def teardown(self) -> None:
+        """Once the world behaves, everybody gets an answer and everything is given back."""
+        if not any(model.up for model in self.engines.values()):
+            self.boot("e1", frozenset())
+        for _ in range(60):
+            for fetched in list(self.fetches):
+                fetch = self.fetches.pop(fetched)
+                self.send(FetchDone(digest=fetched, generation=fetch.extent.generation))
+            for engine in ENGINES:
+                self.call_ends_well(engine)
+            while self.orphans:
+                self.late_call_ends()
+            self.now += 1.0
+            self.held.clear()
+            self.send(Tick())
+        assert not self.unanswered
+        state = self.machine.state
+        assert len(state.leases) == 0
+        assert not list(state.queue)
+        assert not any(state.cache.pinned(digest) for digest in state.cache)
+        assert not any(slot.unsure for engine in state.engines.values() for slot in engine.slots.values())
+
+    def call_ends_well(self, engine: str) -> None:
+        model = self.engines[engine]
+        call, model.call = model.call, None
+        if isinstance(call, StartInstall):
+            self.install_ends(model, call, "done", True)
+        elif isinstance(call, StartRemove):
+            self.removal_ends(model, call, "done", True)
+        elif call is not None:
+            self.send(InstalledRead(engine=engine, op=call.op, names=frozenset(model.adapters)))
+
+
+TestNode = Node.TestCase
+TestNode.settings = hypothesis_settings(max_examples=150, stateful_step_count=60, deadline=None)

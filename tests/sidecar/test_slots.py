@@ -1,0 +1,188 @@
+"""Slots: who is evicted, what a busy engine means, and that neither residents nor newcomers starve."""
+
+from __future__ import annotations
+
+from backends.interface import Removal
+from sidecar.effects import StartRemove
+
+from .bench import Bench, name
+
+
+def test_free_slot_before_eviction_and_least_recently_used_first() -> None:
+    bench = Bench(slots=2)
+    bench.release(bench.serve(1))
+    bench.wait(1.0)
+    bench.release(bench.serve(2))
+    bench.wait(1.0)
+    bench.release(bench.ask(1))
+    assert not bench.started(StartRemove)
+    ask = bench.ask(3)
+    bench.fetched(3)
+    bench.removed(2)
+    bench.installed(3)
+    assert bench.granted(ask)
+    assert bench.serving() == {name(1), name(3)}
+
+
+def test_leased_adapter_is_never_evicted_and_the_load_waits_for_a_release() -> None:
+    bench = Bench(slots=1)
+    lease = bench.serve(1)
+    ask = bench.ask(2)
+    bench.wait(1.0)
+    assert not bench.calls
+    assert ask not in bench.answers
+    bench.release(lease)
+    bench.fetched(2)
+    bench.removed(1)
+    bench.installed(2)
+    assert bench.granted(ask).waited
+
+
+def test_slot_that_was_idle_but_is_leased_again_before_the_bytes_came() -> None:
+    bench = Bench(slots=1)
+    bench.release(bench.serve(1))
+    ask = bench.ask(2)
+    again = bench.ask(1)
+    bench.fetched(2)
+    assert not bench.calls
+    assert bench.granted(again)
+    bench.release(again)
+    bench.removed(1)
+    bench.installed(2)
+    assert bench.granted(ask)
+
+
+def test_load_waiting_for_a_slot_does_not_block_other_engines() -> None:
+    bench = Bench(engines=2, up=False, loads_in_flight=1)
+    bench.up("e1", slots=1)
+    bench.serve(1)
+    bench.ask(2)
+    bench.up("e2", slots=1)
+    bench.fetched(2)
+    bench.installed(2, "e2")
+    assert bench.serving("e2") == {name(2)}
+
+
+def test_lease_goes_to_the_engine_with_least_outstanding() -> None:
+    bench = Bench(engines=2, up=False)
+    bench.up("e1", installed=(name(1),))
+    bench.up("e2", installed=(name(1),))
+    assert {bench.granted(bench.ask(1)).engine for _ in range(2)} == {"e1", "e2"}
+    assert {bench.granted(bench.ask(None)).engine for _ in range(2)} == {"e1", "e2"}
+
+
+def test_busy_engine_keeps_the_adapter_and_another_is_evicted() -> None:
+    bench = Bench(slots=2)
+    bench.release(bench.serve(1))
+    bench.wait(1.0)
+    bench.release(bench.serve(2))
+    ask = bench.ask(3)
+    bench.fetched(3)
+    bench.removed(1, removal=Removal.BUSY)
+    assert bench.granted(bench.ask(1)).adapter == name(1)
+    bench.removed(2)
+    bench.installed(3)
+    assert bench.granted(ask)
+
+
+def test_busy_engine_is_asked_again_later() -> None:
+    bench = Bench(slots=1)
+    bench.release(bench.serve(1))
+    ask = bench.ask(2)
+    bench.fetched(2)
+    bench.removed(1, removal=Removal.BUSY)
+    assert not bench.calls, "not at once"
+    bench.wait(5.0)
+    bench.removed(1)
+    bench.installed(2)
+    assert bench.granted(ask)
+
+
+def test_newcomer_gets_a_slot_though_residents_never_pause() -> None:
+    bench = Bench(slots=2, slot_age_bound_s=5.0)
+    held = {1: bench.serve(1), 2: bench.serve(2)}
+    newcomer = bench.ask(3, wait_s=600.0)
+    for _ in range(40):
+        for number, lease in list(held.items()):
+            # the next lease of a resident begins before its last one ends
+            following = bench.ask(number)
+            bench.release(lease)
+            if following in bench.answers:
+                held[number] = following
+            else:
+                del held[number]
+        bench.wait(0.5)
+        if bench.fetches:
+            bench.fetched(3)
+        if bench.calls:
+            break
+    removal = bench.calls["e1"]
+    assert isinstance(removal, StartRemove)
+    bench.removed(1 if removal.adapter == name(1) else 2)
+    bench.installed(3)
+    assert bench.granted(newcomer)
+    assert len(held) == 1, "one resident made room, the other went on"
+
+
+def test_drained_slot_serves_again_when_nobody_needs_it() -> None:
+    bench = Bench(slots=1, slot_age_bound_s=5.0)
+    bench.serve(1)
+    newcomer = bench.ask(2, wait_s=8.0)
+    bench.wait(6.0)
+    waiting = bench.ask(1)
+    assert waiting not in bench.answers, "no new leases while it drains"
+    bench.wait(3.0)
+    assert bench.refused(newcomer)
+    assert bench.granted(waiting).adapter == name(1)
+
+
+def test_arena_full_of_leased_bytes_makes_a_load_wait_then_gives_them_up() -> None:
+    bench = Bench(slots=3, arena_bytes=2 * 12_288, slot_age_bound_s=5.0)
+    bench.serve(1)
+    bench.serve(2)
+    ask = bench.ask(3)
+    bench.wait(1.0)
+    assert not bench.fetches
+    bench.wait(5.0)
+    bench.fetched(3)
+    bench.installed(3)
+    assert bench.granted(ask)
+    assert bench.serving() == {name(1), name(2), name(3)}, "an engine needs no copy of ours"
+
+
+def test_idle_bytes_are_evicted_before_leased_ones() -> None:
+    bench = Bench(slots=3, arena_bytes=2 * 12_288)
+    bench.serve(1)
+    bench.release(bench.serve(2))
+    bench.ask(3)
+    assert bench.fetches
+    assert bench.machine.state.cache.resident(name(1).partition("@")[2])
+    assert not bench.machine.state.cache.resident(name(2).partition("@")[2])
+
+
+def test_revision_larger_than_the_arena_may_fit_elsewhere() -> None:
+    bench = Bench(arena_bytes=65_536)
+    refused = bench.refused(bench.ask(1, size=65_536))
+    assert (refused.outcome, refused.elsewhere) == ("storage_full", True)
+
+
+def test_adapters_that_are_not_ours_take_slots_and_are_left_alone() -> None:
+    bench = Bench(up=False)
+    bench.up(slots=2, installed=("somebody's",))
+    bench.release(bench.serve(1))
+    bench.ask(2)
+    bench.fetched(2)
+    bench.removed(1)
+    bench.installed(2)
+    assert bench.serving() == {name(2)}
+
+
+def test_forgotten_adapter_frees_its_slot() -> None:
+    bench = Bench(up=False)
+    bench.up(slots=1, removes_for_real=False)
+    bench.release(bench.serve(1))
+    bench.ask(2)
+    bench.fetched(2)
+    bench.removed(1, removal=Removal.FORGOTTEN)
+    bench.installed(2)
+    assert bench.serving() == {name(2)}
