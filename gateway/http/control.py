@@ -122,9 +122,6 @@ class ControlLane(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._closing or self._transport.is_closing()
 
-    def is_reading(self) -> bool:
-        return self.reading
-
     def pause_reading(self) -> None:
         self.reading = False
 
@@ -133,17 +130,8 @@ class ControlLane(asyncio.Transport):
             self.reading = True
             self._connection.lane_ready()
 
-    def can_write_eof(self) -> bool:
-        return False
-
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._transport.get_extra_info(name, default)
-
-    def get_write_buffer_size(self) -> int:
-        return self._transport.get_write_buffer_size()
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self._protocol
 
 
 class _AnswerEnds(AbstractAccessLogger):

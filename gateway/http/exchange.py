@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from gateway.http.answers import BODYLESS, response_head
 from gateway.http.headers import Pair
+from gateway.http.limits import JOINED_BODY_BYTES
 from gateway.http.reader import Message
 from gateway.http.relay import Transform, relay
 from wire.outcomes import ClientGone
 
 if TYPE_CHECKING:
     from gateway.http.upstream_response import UpstreamResponse
+
+_LAST_CHUNK = b"0\r\n\r\n"
 
 
 class AnswerEnd(Protocol):
@@ -113,28 +116,26 @@ class Exchange:
     def respond(self, status: int, headers: Sequence[Pair], body: bytes) -> None:
         """Answer at once. The body is left out where the status forbids one."""
         if status in BODYLESS:
-            body = b""
-            self._begin(status, headers, b"", delimited=True)
+            self._send(self._begin(status, headers, b"", delimited=True))
         else:
-            self._begin(status, headers, b"content-length: %d\r\n" % len(body), delimited=True)
-        self._send(body)
+            head = self._begin(status, headers, b"content-length: %d\r\n" % len(body), delimited=True)
+            if len(body) <= JOINED_BODY_BYTES:
+                self._send(head + body)
+            else:
+                self._send(head)
+                self._send(body)
         self._over()
 
     def start(self, status: int, headers: Sequence[Pair]) -> None:
         """Begin a streamed answer: chunked, or delimited by the connection's end for HTTP/1.0."""
-        if status in BODYLESS:
-            raise ValueError(f"an answer with status {status} has no body to stream")
-        self._chunked = not self._message.old
-        self._begin(
-            status, headers, b"transfer-encoding: chunked\r\n" if self._chunked else b"", delimited=self._chunked
-        )
+        self._send(self._begin_stream(status, headers))
 
     def write(self, data: bytes) -> None:
         """Send one piece of a streamed answer; an empty one sends nothing."""
         if not self.started or self._finished:
             raise RuntimeError("write() outside a started answer")
         if data:
-            self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+            self._send(self._framed(data))
 
     async def drain(self) -> None:
         """Wait until the client has taken enough of what was written. Raises ClientGone."""
@@ -150,7 +151,7 @@ class Exchange:
         if not self.started or self._finished:
             raise RuntimeError("finish() outside a started answer")
         if self._chunked:
-            self._send(b"0\r\n\r\n")
+            self._send(_LAST_CHUNK)
         self._over()
 
     def abort(self) -> None:
@@ -167,6 +168,17 @@ class Exchange:
             response.abort()
             raise ClientGone("the client went away")
         await relay(self, response, headers, transform)
+
+    def pass_on(self, status: int, headers: Sequence[Pair], data: bytes, last: bool) -> None:
+        """``start``, ``write`` and ``finish`` as far as they are due, in one write: each write is a system call."""
+        parts = [] if self.started else [self._begin_stream(status, headers)]
+        if data:
+            parts.append(self._framed(data))
+        if last and self._chunked:
+            parts.append(_LAST_CHUNK)
+        self._send(parts[0] if len(parts) == 1 else b"".join(parts))
+        if last:
+            self._over()
 
     # for the connection
 
@@ -192,7 +204,7 @@ class Exchange:
                 self._writable.set_result(None)
             self._writable = None
 
-    def _begin(self, status: int, headers: Sequence[Pair], framing: bytes, *, delimited: bool) -> None:
+    def _begin(self, status: int, headers: Sequence[Pair], framing: bytes, *, delimited: bool) -> bytes:
         if self.started or self._finished:
             raise RuntimeError("the answer was begun before")
         keep_alive = delimited and self._connection.keeps_alive(self._message)
@@ -202,7 +214,17 @@ class Exchange:
         head = response_head(status, headers, framing)
         self.started = True
         self.answered_at = self._loop.time()
-        self._send(head)
+        return head
+
+    def _begin_stream(self, status: int, headers: Sequence[Pair]) -> bytes:
+        if status in BODYLESS:
+            raise ValueError(f"an answer with status {status} has no body to stream")
+        self._chunked = not self._message.old
+        framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
+        return self._begin(status, headers, framing, delimited=self._chunked)
+
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
 
     def _send(self, data: bytes) -> None:
         if not self.is_gone:

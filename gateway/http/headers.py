@@ -39,9 +39,6 @@ class Headers:
                 return value
         return None
 
-    def all(self, name: bytes) -> list[bytes]:
-        return [value for candidate, value in self.pairs if candidate == name]
-
     def __iter__(self) -> Iterator[Pair]:
         return iter(self.pairs)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Above this a head and its body are two writes: joining them would cost a copy worth more than a system call.
+JOINED_BODY_BYTES = 65536
+
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:

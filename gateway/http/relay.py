@@ -92,13 +92,9 @@ class _Stream:
             self._over.set_exception(error)
 
     def _send(self, data: bytes, last: bool) -> None:
-        exchange = self._exchange
-        if not exchange.started and (data or last):
-            exchange.start(self._response.status, self._headers)
-        if data:
-            exchange.write(data)
+        if data or last:
+            self._exchange.pass_on(self._response.status, self._headers, data, last)
         if last:
-            exchange.finish()
             self._over.set_result(None)
 
     def _flow(self, paused: bool) -> None:

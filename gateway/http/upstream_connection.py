@@ -8,13 +8,11 @@ from typing import Protocol, cast
 import httptools
 
 from gateway.http.headers import Pair
-from gateway.http.limits import UpstreamLimits
+from gateway.http.limits import JOINED_BODY_BYTES, UpstreamLimits
 from gateway.http.upstream_response import UpstreamFailed, UpstreamResponse
 from wire.outcomes import DeadlinePassed, RoostError
 
 FOREVER = float("inf")
-# Above this a head and its body are two writes: joining them would cost a copy worth more than a call.
-_JOINED_BODY_BYTES = 65536
 
 
 class ConnectionHome(Protocol):
@@ -64,7 +62,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._head_bytes = 0
         future: asyncio.Future[UpstreamResponse] = self._loop.create_future()
         self._head = future
-        if len(body) <= _JOINED_BODY_BYTES:
+        if len(body) <= JOINED_BODY_BYTES:
             transport.write(head + body)
         else:
             transport.writelines((head, body))

@@ -81,11 +81,6 @@ class UpstreamResponse:
         self._sink: ResponseSink | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    @property
-    def streamed(self) -> bool:
-        """The length was not told beforehand."""
-        return self.length is None
-
     def abort(self) -> None:
         """Close the connection, so that the engine gives the work up. Does nothing once the answer is complete."""
         flow, self._flow = self._flow, None
