@@ -62,7 +62,7 @@ def limits(slots: int = 2, max_rank: int = 16, *, removes_for_real: bool = True)
     )
 
 
-def settings(engines: int = 1, **changes: object) -> SidecarSettings:
+def settings(engine_count: int = 1, **changes: object) -> SidecarSettings:
     values: dict[str, object] = {
         "node": "n1",
         "endpoint": "ipc:///nowhere/node",
@@ -71,7 +71,7 @@ def settings(engines: int = 1, **changes: object) -> SidecarSettings:
         "run_dir": "/nowhere/run",
         "log_dir": "/nowhere/log",
         "engines": tuple(
-            EngineSettings(name=f"e{number}", base=BASE, fingerprint="f") for number in range(1, engines + 1)
+            EngineSettings(name=f"e{number}", base=BASE, fingerprint="f") for number in range(1, engine_count + 1)
         ),
         "arena_bytes": 1 << 20,
     }

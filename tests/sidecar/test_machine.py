@@ -58,7 +58,7 @@ class Node(RuleBasedStateMachine):
         super().__init__()
         self.machine = Machine(
             settings(
-                engines=2,
+                2,
                 arena_bytes=5 * 12_288,
                 loads_in_flight=2,
                 loads_queued=2,

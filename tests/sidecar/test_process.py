@@ -1,0 +1,93 @@
+"""The process itself: started, killed, started again, told to stop; its engine never notices."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from backends.interface import EngineSettings
+from catalog.names import adapter_name
+from sidecar.arena import segment_name
+from sidecar.settings import SidecarSettings
+from tests.backends.fake import serving
+from tests.packer.adapters import config_for, packed, shape_of, tensors_for, write_folder
+from tests.sidecar.bench import BASE
+from tests.sidecar.conftest import Gateway, Store, config
+from tests.sidecar.fake_engine import FakeVllm
+from wire.node import Granted, Refused
+from wire.outcomes import Outcome, RoostError
+
+ROOT = Path(__file__).parents[2]
+
+
+@asynccontextmanager
+async def process(settings: SidecarSettings, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    path = folder / "sidecar.json"
+    path.write_bytes(msgspec.json.encode(settings))
+    child = await asyncio.create_subprocess_exec(sys.executable, "-m", "sidecar", "--settings", str(path), cwd=ROOT)
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+
+
+async def granted(gateway: Gateway, digest: str, size: int) -> Granted:
+    """Ask until there is a lease: a sidecar that starts has no engine ready yet."""
+    async with asyncio.timeout(30.0):
+        while True:
+            try:
+                answer = await gateway.ask(digest, size, timeout_s=5.0)
+            except RoostError:
+                await asyncio.sleep(0.05)
+                continue
+            if isinstance(answer, Granted):
+                return answer
+            assert isinstance(answer, Refused)
+            assert answer.outcome is Outcome.NO_HEALTHY_NODE, answer
+            await asyncio.sleep(0.05)
+
+
+async def test_killed_sidecar_comes_back_and_adopts_its_engine(sockets: Path, store: Store, tmp_path: Path) -> None:
+    shape = shape_of()
+    data = packed(write_folder(tmp_path / "peft", tensors_for(shape), config_for()), shape)
+    digest = store.put(data)
+    vllm = FakeVllm(BASE)
+    async with serving(vllm) as port:
+        engine = EngineSettings(name="e1", base=BASE, fingerprint="f", attach=f"127.0.0.1:{port}")
+        settings = config(sockets, store, engines=(engine,))
+        segment = Path("/dev/shm") / segment_name(settings.node, settings.run_dir)
+        gateway = Gateway(settings)
+        async with process(settings, tmp_path) as child:
+            assert (await granted(gateway, digest, len(data))).waited
+            child.kill()
+            await child.wait()
+        assert segment.exists(), "nobody was there to unlink it"
+        async with process(settings, tmp_path) as child:
+            answer = await granted(gateway, digest, len(data))
+            assert (answer.waited, answer.port, answer.adapter) == (False, port, adapter_name("acme", digest))
+            child.send_signal(signal.SIGTERM)
+            assert await child.wait() == 0
+        gateway.close()
+        assert not segment.exists()
+        assert vllm.loads == [adapter_name("acme", digest)]
+        assert list(vllm.adapters) == [adapter_name("acme", digest)], "detaching leaves the engine as it is"
+
+
+async def test_settings_that_are_wrong_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text('{"node": 1}')
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sidecar", "--settings", str(path), cwd=ROOT, stderr=asyncio.subprocess.PIPE
+    )
+    _, output = await child.communicate()
+    assert child.returncode == 2
+    assert b"Traceback" not in output
+    assert str(path).encode() in output
