@@ -83,6 +83,8 @@ class ClientConnection(asyncio.Protocol):
         self._expect_within(self._limits.head_timeout_s)
         if not self._front.joined(self):
             self._turn_away(Refusal(429, "connections", "too many connections are open", Outcome.QUOTA))
+        elif self._front.closing:
+            self._close()  # accepted just before the listener closed
 
     def data_received(self, data: bytes) -> None:
         if self._closing:

@@ -81,7 +81,7 @@ class Server:
             for task in late:
                 task.cancel()
             if late:
-                await asyncio.wait(late)
+                await asyncio.wait(late, timeout=HANDLER_END_S)
 
     # for connections
 

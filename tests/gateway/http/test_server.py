@@ -59,6 +59,36 @@ async def test_close_cuts_what_takes_too_long(front: FrontFactory, connect: Conn
     assert server.connections == 0
 
 
+async def test_close_while_clients_come(front: FrontFactory) -> None:
+    for _ in range(20):
+        server = await front()
+        coming = [asyncio.ensure_future(asyncio.open_connection("127.0.0.1", server.port)) for _ in range(10)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(server.close(5), 5)
+        assert server.connections == 0
+        for result in await asyncio.gather(*coming, return_exceptions=True):
+            if not isinstance(result, BaseException):
+                result[1].transport.abort()
+
+
+async def test_a_handler_that_lingers_does_not_hold_closing_up(front: FrontFactory, connect: Connect) -> None:
+    cancelled = asyncio.Event()
+
+    async def linger(exchange: Exchange) -> None:
+        await echo(exchange)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    server = await front(linger)
+    client = await connect(server)
+    client.send(chat(b"x"))
+    assert (await client.answer()).body == b"data:x"
+    await asyncio.wait_for(server.close(5), 5)
+    assert cancelled.is_set()
+
+
 async def test_an_address_in_use_is_an_error(front: FrontFactory) -> None:
     server = await front()
     with pytest.raises(OSError, match="in use"):
