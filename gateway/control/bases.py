@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
 
 from catalog.names import check_base
+from catalog.records import BaseRecord
 from gateway.auth import ALL_TENANTS
 from wire.events import Scope
 from wire.outcomes import NotFound
@@ -32,20 +33,23 @@ class NewBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @routes.get("/roost/v1/bases")
 async def list_bases(request: web.Request) -> web.Response:
     caller(request)
-    fields = ("name", "fingerprint", "path", "group", "created_ms")
-    bases = services(request).view.bases()
-    return answer({"bases": [{name: getattr(base, name) for name in fields} for base in bases]})
+    return answer({"bases": [base_document(base) for base in services(request).view.bases()]})
 
 
 @routes.get("/roost/v1/bases/{name}")
 async def show_base(request: web.Request) -> web.Response:
-    """One base with its ``config``: what a client needs to pack an adapter for it."""
+    """With its config.json, which is what an adapter is packed against."""
     caller(request)
     name = check_base(request.match_info["name"], "name")
-    record = services(request).view.base(name)
-    if record is None:
-        raise NotFound(f"there is no base {name}", field="name")
-    return answer({field: getattr(record, field) for field in record.__struct_fields__})
+    base = services(request).view.base(name)
+    if base is None:
+        raise NotFound(f"there is no base {name}", field="base")
+    return answer(base_document(base) | {"config": base.config})
+
+
+def base_document(base: BaseRecord) -> dict[str, Any]:
+    """A base as lists show it."""
+    return {name: getattr(base, name) for name in ("name", "fingerprint", "path", "group", "created_ms")}
 
 
 @routes.post("/roost/v1/bases")

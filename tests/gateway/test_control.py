@@ -403,6 +403,10 @@ async def test_bases_are_added_and_listed(tmp_path: Path) -> None:
         assert told.status == 412
         listed = (await mesh.ask("GET", f"{ADMIN}/bases")).json["bases"]
         assert [(base["name"], base["fingerprint"]) for base in listed] == [("Other-7B", "a" * 64), (BASE, FINGERPRINT)]
+        shown = (await mesh.ask("GET", f"{ADMIN}/bases/Other-7B")).json
+        assert json.loads(base64.b64decode(shown["config"])) == CONFIG
+        assert shown["path"] == "/models/other"
+        assert (await mesh.ask("GET", f"{ADMIN}/bases/none")).status == 404
 
 
 @pytest.mark.parametrize(
