@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from backends.interface import Health, Removal
 from catalog.names import adapter_name
+from sidecar.admission import Stage
 from sidecar.audit import audit
 from sidecar.effects import Answer, AnyEffect, ClearExtent, ReadInstalled, StartFetch, StartInstall, StartRemove
 from sidecar.events import (
@@ -32,6 +34,7 @@ from sidecar.events import (
     Tick,
 )
 from sidecar.machine import Machine
+from sidecar.slots import SlotState
 from wire.node import Acquire, Granted
 from wire.outcomes import Outcome
 
@@ -40,7 +43,10 @@ from .bench import BASE, digest, limits, settings
 ENGINES = ("e1", "e2")
 SLOTS = 2
 GATEWAYS = ("g1", "g2")
-ADAPTERS = st.integers(0, 7)
+ADAPTERS = st.integers(0, 4)
+# mostly one that fits
+RANKS = (8, 8, 8, 8, 8, 99)
+ENDINGS = ("done", "done", "done", "done", "rejected", "broke", "unsure")
 EngineEffect = StartInstall | StartRemove | ReadInstalled
 
 
@@ -78,6 +84,7 @@ class Node(RuleBasedStateMachine):
         # what gateways believe to hold: (gateway, lease) -> (engine, adapter)
         self.held: dict[tuple[str, int], tuple[str, str]] = {}
         self.requests: dict[int, Acquire] = {}
+        self.lives: Counter[str] = Counter()
 
     # performing effects
 
@@ -105,6 +112,9 @@ class Node(RuleBasedStateMachine):
         else:
             model = self.engines[effect.engine]
             assert model.up
+            if isinstance(effect, StartRemove):
+                leased = {(lease.engine, lease.adapter) for lease in self.machine.state.leases}
+                assert (effect.engine, effect.adapter) not in leased, "removes what is leased"
             assert model.call is None, "one call at a time"
             model.call = effect
 
@@ -139,11 +149,18 @@ class Node(RuleBasedStateMachine):
         number=st.none() | ADAPTERS,
         gateway=st.sampled_from(GATEWAYS),
         wait=st.floats(0, 30),
-        rank=st.sampled_from((8, 99)),
+        rank=st.sampled_from(RANKS),
     )
     def ask(self, number: int | None, gateway: str, wait: float, rank: int) -> None:
         self.asks += 1
         self.request(gateway, self.asks, number, wait, rank)
+
+    @rule(number=ADAPTERS, gateway=st.sampled_from(GATEWAYS))
+    def ask_and_load(self, number: int, gateway: str) -> None:
+        """The usual case, without which few histories would ever fill a slot."""
+        self.ask(number, gateway, 30.0, 8)
+        for _ in range(3):
+            self.the_world_works()
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -176,9 +193,18 @@ class Node(RuleBasedStateMachine):
         self.held.pop((gateway, lease), None)
         self.send(Released(gateway=gateway, leases=(lease,)))
 
-    @rule(gateway=st.sampled_from(GATEWAYS), instance=st.sampled_from("ab"))
-    def sign_of_life(self, gateway: str, instance: str) -> None:
-        self.send(GatewayHeard(gateway=gateway, instance=instance))
+    @rule(gateway=st.sampled_from(GATEWAYS))
+    def sign_of_life(self, gateway: str) -> None:
+        self.send(GatewayHeard(gateway=gateway, instance=f"life {self.lives[gateway]}"))
+
+    @rule(gateway=st.sampled_from(GATEWAYS))
+    def gateway_restarts(self, gateway: str) -> None:
+        self.sign_of_life(gateway)
+        self.lives[gateway] += 1
+        self.held = {key: where for key, where in self.held.items() if key[0] != gateway}
+        self.sign_of_life(gateway)
+        assert not any(self.requests[ask].gateway == gateway for ask in self.unanswered)
+        assert not any(lease.gateway == gateway for lease in self.machine.state.leases)
 
     @rule(number=ADAPTERS)
     def hint(self, number: int) -> None:
@@ -207,7 +233,7 @@ class Node(RuleBasedStateMachine):
     @precondition(lambda self: any(model.call for model in self.engines.values()))
     @rule(
         engine=st.sampled_from(ENGINES),
-        ending=st.sampled_from(("done", "done", "rejected", "broke", "unsure")),
+        ending=st.sampled_from(ENDINGS),
         happened=st.booleans(),
     )
     def call_ends(self, engine: str, ending: str, happened: bool) -> None:
@@ -297,6 +323,22 @@ class Node(RuleBasedStateMachine):
         assert waiting == self.unanswered
 
     @invariant()
+    def what_no_load_needs_is_not_pinned(self) -> None:
+        state = self.machine.state
+        needed = {load.digest for load in state.queue if load.stage is not Stage.WAITING}
+        needed |= {slot.digest for engine in state.engines.values() for slot in engine.slots.values() if slot.unsure}
+        under_way = [model.call for model in self.engines.values()] + self.orphans
+        needed |= {call.digest for call in under_way if isinstance(call, StartInstall)}
+        assert {digest for digest in state.cache if state.cache.pinned(digest)} <= needed
+
+    @invariant()
+    def unsure_installs_keep_their_bytes(self) -> None:
+        for engine in self.machine.state.engines.values():
+            for slot in engine.slots.values():
+                if slot.unsure and slot.state is SlotState.INSTALLING:
+                    assert self.machine.state.cache.pinned(slot.digest)
+
+    @invariant()
     def what_is_said_to_serve_serves(self) -> None:
         for name, engine in self.machine.state.engines.items():
             serving = {adapter for adapter in engine.slots if engine.serving(adapter)}
@@ -307,11 +349,7 @@ class Node(RuleBasedStateMachine):
         if not any(model.up for model in self.engines.values()):
             self.boot("e1", frozenset())
         for _ in range(60):
-            for fetched in list(self.fetches):
-                fetch = self.fetches.pop(fetched)
-                self.send(FetchDone(digest=fetched, generation=fetch.extent.generation))
-            for engine in ENGINES:
-                self.call_ends_well(engine)
+            self.the_world_works()
             while self.orphans:
                 self.late_call_ends()
             self.now += 1.0
@@ -324,6 +362,13 @@ class Node(RuleBasedStateMachine):
         assert not any(state.cache.pinned(digest) for digest in state.cache)
         assert not any(slot.unsure for engine in state.engines.values() for slot in engine.slots.values())
 
+    def the_world_works(self) -> None:
+        for fetched in list(self.fetches):
+            fetch = self.fetches.pop(fetched)
+            self.send(FetchDone(digest=fetched, generation=fetch.extent.generation))
+        for engine in ENGINES:
+            self.call_ends_well(engine)
+
     def call_ends_well(self, engine: str) -> None:
         model = self.engines[engine]
         call, model.call = model.call, None
@@ -335,5 +380,10 @@ class Node(RuleBasedStateMachine):
             self.send(InstalledRead(engine=engine, op=call.op, names=frozenset(model.adapters)))
 
 
-TestNode = Node.TestCase
-TestNode.settings = hypothesis_settings(max_examples=150, stateful_step_count=60, deadline=None)
+class TestNode(Node.TestCase):  # type: ignore[name-defined, misc]
+    settings = hypothesis_settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+@pytest.mark.soak
+class TestNodeAtLength(Node.TestCase):  # type: ignore[name-defined, misc]
+    settings = hypothesis_settings(max_examples=4000, stateful_step_count=80, deadline=None)
