@@ -69,7 +69,7 @@ class StubbedMesh:
         try:
             self.roost("up", "--config", str(self._config), "--detach")
         except BaseException:
-            self._engine.kill()
+            self.__exit__()
             raise
         return self
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import httptools
 import msgspec
@@ -32,8 +33,8 @@ class _Connection(asyncio.Protocol):
         self.closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no asyncio.Transport, but can do the same
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -121,6 +122,6 @@ class Generator:
 
 def post(target: str, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> bytes:
     """A prepared POST request for the generator."""
-    lines = [f"POST {target} HTTP/1.1", "host: roost", "content-type: application/json", f"content-length: {len(body)}"]
+    lines = [f"POST {target} HTTP/1.1", "host: 127.0.0.1", "content-type: application/json", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

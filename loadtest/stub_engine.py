@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from typing import cast
 
 import httptools
 import msgspec
@@ -86,8 +87,8 @@ class _Connection(asyncio.Protocol):
         self._body = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no asyncio.Transport, but can do the same
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
