@@ -14,6 +14,9 @@ READY = "ready"
 # states in which a revision's bytes are on the node, so that serving it needs no fetch
 _HELD = frozenset({Residency.RESIDENT, Residency.INSTALLING, Residency.SERVING, Residency.DRAINING})
 
+# plain numbers of a report that a delta may replace
+_FIGURES = ("arena_used", "loads_in_flight", "loads_queued", "fetches", "installs", "rejected")
+
 
 class Deployment(msgspec.Struct, frozen=True):
     """The engines of one node that run one base (same name and fingerprint), summed up for placement.
@@ -69,6 +72,9 @@ class Node:
         self.arena_used = 0
         self.loads_in_flight = 0
         self.loads_queued = 0
+        self.fetches = 0
+        self.installs = 0
+        self.rejected = 0
         self.outstanding = 0
         self.leased = 0  # by this gateway, now: fresher than any report
         self._known = False
@@ -95,9 +101,8 @@ class Node:
         self.resident = dict(report.resident)
         self.base_names = frozenset(report.base_names) | {engine.base for engine in report.engines}
         self.arena_bytes = report.arena_bytes
-        self.arena_used = report.arena_used
-        self.loads_in_flight = report.loads_in_flight
-        self.loads_queued = report.loads_queued
+        for figure in _FIGURES:
+            setattr(self, figure, getattr(report, figure))
         self._sum_up()
 
     def apply(self, delta: NodeDelta) -> None:
@@ -113,12 +118,9 @@ class Node:
         if delta.engines:
             self.engines.update((engine.engine, engine) for engine in delta.engines)
             self._sum_up()
-        if delta.arena_used >= 0:
-            self.arena_used = delta.arena_used
-        if delta.loads_in_flight >= 0:
-            self.loads_in_flight = delta.loads_in_flight
-        if delta.loads_queued >= 0:
-            self.loads_queued = delta.loads_queued
+        for figure in _FIGURES:
+            if (value := getattr(delta, figure)) >= 0:
+                setattr(self, figure, value)
 
     def doubt(self) -> None:
         """The connection broke: nothing that comes now can be relied on before a full state."""

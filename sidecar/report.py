@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from wire.node import EngineReport, NodeDelta, NodeReport, Residency
 from wire.outcomes import Outcome
 
@@ -70,10 +72,8 @@ def full_report(state: NodeState, *, epoch: int, number: int) -> NodeReport:
         loads_in_flight=state.queue.in_flight,
         loads_queued=state.queue.queued,
         base_names=tuple(sorted(state.by_base)),
-        fetches=state.counts["fetched"],
-        installs=state.counts["installed"],
-        rejected=state.counts[f"refused_{Outcome.COLD_LOAD_BOUND}"],
         number=number,
+        **_counters(state),
     )
 
 
@@ -86,4 +86,17 @@ def delta_report(state: NodeState, changes: Changes) -> NodeDelta:
         arena_used=state.cache.used,
         loads_in_flight=state.queue.in_flight,
         loads_queued=state.queue.queued,
+        **_counters(state),
     )
+
+
+class _Counters(TypedDict):
+    fetches: int
+    installs: int
+    rejected: int
+
+
+def _counters(state: NodeState) -> _Counters:
+    counts = state.counts
+    rejected = counts[f"refused_{Outcome.COLD_LOAD_BOUND}"]
+    return {"fetches": counts["fetched"], "installs": counts["installed"], "rejected": rejected}

@@ -77,6 +77,9 @@ def _node_document(node: Node, asker: Caller, references: References) -> dict[st
         "arena_used": node.arena_used,
         "loads_in_flight": node.loads_in_flight,
         "loads_queued": node.loads_queued,
+        "fetches": node.fetches,
+        "installs": node.installs,
+        "rejected": node.rejected,
         "resident": Counter(state.value for state in node.resident.values()),
         "engines": [_engine_document(engine, asker, references) for engine in node.engines.values()],
     }
