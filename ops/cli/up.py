@@ -14,13 +14,15 @@ import msgspec
 import typer
 from rich.live import Live
 
+from backends.interface import Health
 from backends.process import stop_recorded
 from wire.outcomes import DeadlinePassed, InvalidRequest
 
 from ..config import EngineConfig, RoostConfig, is_loopback, load, with_engines
+from ..engine_log import engine_cause
 from ..layout import Layout
 from ..supervise.child import StartFailed, last_line
-from ..supervise.run import ENGINE_GRACE_S, save_config, stop_mesh, supervise
+from ..supervise.run import ENGINE_GRACE_S, end_leftovers, save_config, stop_mesh, supervise
 from ..supervise.state import MeshState, Phase, SupervisorLock, read_state
 from .config import ConfigFile
 from .output import OUT, tell, tell_json
@@ -118,6 +120,7 @@ def _foreground(config: RoostConfig, layout: Layout, *, keep_engines: bool) -> N
 def _detached(config: RoostConfig, layout: Layout) -> None:
     """Start a keeper that outlives this command, and wait until all of the mesh is ready."""
     SupervisorLock(layout.lock_file).release()
+    end_leftovers(layout)
     save_config(config, layout)
     layout.state_file.unlink(missing_ok=True)
     log = layout.log_file("supervisor")
@@ -138,8 +141,20 @@ def _detached(config: RoostConfig, layout: Layout) -> None:
             state = read_state(layout.state_file)
             if state is not None:
                 view.show(state)
+                _check_engines(state, layout)
             time.sleep(POLL_S)
     tell("Stop it with `roost down`.")
+
+
+def _check_engines(state: MeshState, layout: Layout) -> None:
+    """An engine that dies before it was ever ready would die again: stop, and raise StartFailed with its reason."""
+    dead = next((engine for engine in state.engines if engine.health == Health.DEAD), None)
+    if dead is None:
+        return
+    log = layout.log_file(f"engine-{dead.name}")
+    stop_mesh(layout)
+    cause = engine_cause(log) or dead.detail.splitlines()[0]
+    raise StartFailed(f"engine {dead.name} does not start: {cause} (see {log})")
 
 
 class _Picture:
@@ -155,6 +170,8 @@ class _Picture:
         self.complete = False
 
     def note(self, text: str) -> None:
+        if text and text != self._note and not OUT.is_terminal:
+            tell(text)
         self._note = text
         if self._last is not None:
             self._draw(self._last, text)
@@ -165,7 +182,7 @@ class _Picture:
         expected = sum(engine.count for engine in self._config.node.engines)
         ready = state.phase is Phase.READY and state.engines_ready and len(state.engines) == expected
         if state.phase is Phase.READY:
-            self._note = "" if ready else "engines are starting; `roost logs` shows what they do"
+            self.note("" if ready else "engines are starting; `roost logs` shows what they do")
         self._draw(state, self._note)
         if ready and not self.complete:
             self.complete = True

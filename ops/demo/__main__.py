@@ -40,7 +40,7 @@ class Demo:
 
     def run(self) -> None:
         """Raises Unexpected, or CalledProcessError of a command that failed."""
-        heading("1. Three LoRA adapters, and a second revision of one, trained here with PEFT (kept for the next run)")
+        heading("1. Three LoRA adapters, and a second revision of one, by PEFT")
         self._python("ops.demo.train", str(self._cache.root))
         OUT.print(f"  {len(RECIPES)} adapters of rank {RANK} over one base, in {self._cache.root}")
 
@@ -62,7 +62,7 @@ class Demo:
         ask(client, BASE, QUESTION, kind="base", served=BASE)
         first = {name: self._ask(client, name, kind=name, revision=1) for name in POLICIES}
 
-        heading("5. A second revision of one policy: published, and served from the next request on")
+        heading("5. A second revision: served from the next request on")
         self._publish("pirate", SECOND_REVISION)
         self._ask(client, "pirate", kind=SECOND_REVISION, revision=2)
         self._ask(client, "pirate@1", kind="pirate", revision=1)
@@ -107,6 +107,18 @@ class Demo:
 def heading(text: str) -> None:
     OUT.print()
     OUT.print(Rule(text, align="left", style="green"))
+
+
+def tell_next_steps(cache: DemoPaths) -> None:
+    """The same by hand, with the models that are there now."""
+    OUT.print("Try it yourself:")
+    for command in (
+        f"roost up --detach --base {BASE}={cache.base} --max-model-len 2048",
+        f"roost publish me/pirate {cache.adapter('pirate')} --create-over {BASE}",
+        "roost chat me/pirate",
+        "roost down",
+    ):
+        OUT.print(f"  .venv/bin/{command}", markup=False, soft_wrap=True)
 
 
 def main() -> int:

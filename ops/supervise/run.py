@@ -72,9 +72,9 @@ def stop_mesh(layout: Layout, *, keep_engines: bool = False) -> list[str]:
     state = read_state(layout.state_file)
     ended: list[str] = []
     if state is not None:
-        if end(state.keeper, grace_s=SUPERVISOR_GRACE_S):
-            ended.append("keeper")
-        if end(state.supervisor, grace_s=SUPERVISOR_GRACE_S):
+        # the keeper passes the signal on and waits: ended first, it can't start the supervisor anew
+        kept = end(state.keeper, grace_s=SUPERVISOR_GRACE_S)
+        if end(state.supervisor, grace_s=SUPERVISOR_GRACE_S) or kept:
             ended.append("supervisor")
         ended += [
             process.name
