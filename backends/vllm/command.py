@@ -14,6 +14,8 @@ from .terms import ACTIVATION
 
 # what vLLM takes for --max-lora-rank
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+# on CPU vLLM would take 92% of the host's memory, and not start where that isn't free
+CPU_KV_CACHE_BYTES = 1 << 30
 # several cores or API servers in one engine number adapters each for itself, and would mix them up
 _SPLITTING_FLAGS = ("--data-parallel", "-dp", "--api-server-count")
 
@@ -70,7 +72,7 @@ def command_for(settings: EngineSettings) -> Command:
     ]  # fmt: skip
     for flag, value in (
         ("--max-model-len", settings.max_model_len),
-        ("--kv-cache-memory-bytes", settings.kv_cache_bytes),
+        ("--kv-cache-memory-bytes", settings.kv_cache_bytes or (CPU_KV_CACHE_BYTES if device == "cpu" else 0)),
         ("--max-num-seqs", settings.max_num_seqs),
     ):
         if value:

@@ -43,10 +43,15 @@ def test_the_command_says_what_the_settings_say(tmp_path: Path) -> None:
 
 
 def test_zero_leaves_the_choice_to_the_engine(tmp_path: Path) -> None:
-    line = " ".join(command_for(tiny_settings(tmp_path, max_model_len=0, kv_cache_bytes=0)).argv)
+    line = " ".join(command_for(tiny_settings(tmp_path, device="cuda", max_model_len=0, kv_cache_bytes=0)).argv)
     assert "--max-model-len" not in line
     assert "--kv-cache" not in line
     assert "--max-num-seqs" not in line
+
+
+def test_on_cpu_the_kv_cache_leaves_memory_to_others(tmp_path: Path) -> None:
+    line = " ".join(command_for(tiny_settings(tmp_path, kv_cache_bytes=0)).argv)
+    assert f"--kv-cache-memory-bytes {1 << 30}" in line
 
 
 def test_cuda_is_not_told_what_only_the_cpu_needs(tmp_path: Path) -> None:
