@@ -15,7 +15,7 @@ def audit(state: NodeState) -> list[str]:
 
 
 def _leases(state: NodeState) -> list[str]:
-    wrong = []
+    wrong = state.leases.check()
     by_engine = Counter(lease.engine for lease in state.leases)
     by_slot = Counter((lease.engine, lease.adapter) for lease in state.leases if lease.adapter)
     for engine in state.engines.values():
@@ -37,6 +37,10 @@ def _slots(state: NodeState) -> list[str]:
     for engine in state.engines.values():
         if engine.limits is None and (engine.slots or engine.queued or engine.call):
             wrong.append(f"{engine.name} is not ready, but has slots or calls")
+        drained_for = [load.drained[1] for load in state.queue if load.drained]
+        draining = [slot for slot in engine.slots.values() if slot.state is SlotState.DRAINING]
+        strays = [slot for slot in draining if not any(slot is other for other in drained_for)]
+        wrong += [f"{slot.adapter} on {engine.name} is drained for nobody" for slot in strays]
         installing = sum(slot.state is SlotState.INSTALLING for slot in engine.slots.values())
         if engine.limits and installing and len(engine.slots) + engine.foreign > engine.limits.slots:
             wrong.append(f"{engine.name} has {len(engine.slots)} adapters and {engine.foreign} foreign ones")

@@ -126,6 +126,15 @@ class LeaseTable:
     def drop_expired(self, now: float) -> list[Lease]:
         return self._drop_all(self._expiries.due(now))
 
+    def check(self) -> list[str]:
+        """What does not add up between the leases and their indexes."""
+        indexes = {
+            "gateways": sum(len(gateway.leases) for gateway in self._gateways.values()),
+            "engines": sum(len(keys) for keys in self._by_engine.values()),
+            "expiries": len(self._expiries),
+        }
+        return [f"{count} leases by {by}, of {len(self)}" for by, count in indexes.items() if count != len(self)]
+
     def excuse(self, seconds: float) -> None:
         """We were not listening for ``seconds``: that time is nobody's silence."""
         for gateway in self._gateways.values():

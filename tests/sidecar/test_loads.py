@@ -274,6 +274,32 @@ def test_unsure_install_that_is_absent_is_sent_again() -> None:
     assert bench.granted(bench.ask(1)).adapter == name(1)
 
 
+def test_engine_that_left_a_call_open_gets_no_new_installs() -> None:
+    bench = Bench()
+    bench.ask(1)
+    bench.fetched(1)
+    bench.unsure(1)
+    ask = bench.ask(2)
+    assert not bench.fetches
+    bench.wait(3.0)
+    bench.read({name(1)})
+    bench.fetched(2)
+    bench.installed(2)
+    assert bench.granted(ask)
+
+
+def test_load_goes_elsewhere_when_nobody_knows_whether_its_slot_is_free() -> None:
+    bench = Bench(engines=2, up=False)
+    bench.up("e1", slots=1)
+    bench.release(bench.serve(1))
+    ask = bench.ask(2)
+    bench.fetched(2)
+    bench.up("e2", slots=1)
+    bench.remove_unsure(1)
+    bench.installed(2, "e2")
+    assert bench.granted(ask).engine == "e2"
+
+
 def test_unsure_removal_is_asked_again_and_sends_nobody_there() -> None:
     bench = Bench(slots=1)
     bench.release(bench.serve(1))

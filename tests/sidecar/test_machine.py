@@ -65,7 +65,7 @@ class Node(RuleBasedStateMachine):
         self.machine = Machine(
             settings(
                 2,
-                arena_bytes=5 * 12_288,
+                arena_bytes=3 * 12_288,
                 loads_in_flight=2,
                 loads_queued=2,
                 waiters_per_load=3,
@@ -231,12 +231,9 @@ class Node(RuleBasedStateMachine):
         self.send(failed)
 
     @precondition(lambda self: any(model.call for model in self.engines.values()))
-    @rule(
-        engine=st.sampled_from(ENGINES),
-        ending=st.sampled_from(ENDINGS),
-        happened=st.booleans(),
-    )
-    def call_ends(self, engine: str, ending: str, happened: bool) -> None:
+    @rule(data=st.data(), ending=st.sampled_from(ENDINGS), happened=st.booleans())
+    def call_ends(self, data: st.DataObject, ending: str, happened: bool) -> None:
+        engine = data.draw(st.sampled_from([name for name, model in self.engines.items() if model.call]))
         model = self.engines[engine]
         call, model.call = model.call, None
         if isinstance(call, StartInstall):
