@@ -101,6 +101,10 @@ class EngineKeeper:
                 health = await backend.health()
         except RoostError as error:
             return error.message
+        except Exception as error:
+            # a fault of one driver must not take the node's other engines along
+            _log.exception("engine %s", self._name)
+            return f"{type(error).__name__}: {error}"
         return backend.detail or f"it says that it is {health}"
 
     async def _announce(self) -> None:

@@ -1,0 +1,99 @@
+"""Fetches: verified on arrival, given up in time, and never writing after they have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidecar.arena import Arena
+from sidecar.extents import HEADER_BYTES, Extent
+from sidecar.fetch import Fetcher
+from tests.sidecar.conftest import Store
+from wire.outcomes import ArtifactUnavailable, DeadlinePassed, StorageFull
+
+DATA = os.urandom(10_000)
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Iterator[Arena]:
+    arena = Arena("segment", 1 << 20, root=tmp_path)
+    yield arena
+    arena.close()
+
+
+@pytest.fixture
+def fetcher(store: Store, arena: Arena) -> Iterator[Fetcher]:
+    fetcher = Fetcher(store.blobs, arena, workers=1, timeout_s=0.1)
+    yield fetcher
+    fetcher.close()
+
+
+async def test_bytes_arrive_and_are_sealed(store: Store, arena: Arena, fetcher: Fetcher) -> None:
+    extent = Extent(HEADER_BYTES, len(DATA), 1)
+    await fetcher.fetch(store.put(DATA), extent)
+    with arena.read(extent) as view:
+        assert bytes(view) == DATA
+
+
+async def test_artifact_of_another_size_never_touches_the_arena(store: Store, arena: Arena, fetcher: Fetcher) -> None:
+    with pytest.raises(ArtifactUnavailable, match="has 10000 bytes in the store, not 9999"):
+        await fetcher.fetch(store.put(DATA), Extent(HEADER_BYTES, len(DATA) - 1, 1))
+    assert arena.path.read_bytes() == bytes(1 << 20)
+
+
+async def test_corrupt_bytes_are_never_sealed(store: Store, arena: Arena, fetcher: Fetcher) -> None:
+    digest = store.put(DATA)
+    path = store.blobs.path(digest)
+    path.chmod(0o600)
+    path.write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
+    extent = Extent(HEADER_BYTES, len(DATA), 1)
+    with pytest.raises(ArtifactUnavailable, match="corrupt"):
+        await fetcher.fetch(digest, extent)
+    with pytest.raises(ArtifactUnavailable):
+        arena.read(extent)
+
+
+async def test_host_without_memory_is_storage_full(
+    store: Store, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = store.put(DATA)
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageFull):
+        await fetcher.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1))
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_slow_fetch_is_given_up_only_when_its_thread_has_stopped(
+    store: Store, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    digest = store.put(DATA)
+    reading, go_on, reads = threading.Event(), threading.Event(), []
+    readv = os.readv
+
+    def slow(file: int, buffers: list[memoryview]) -> int:
+        reading.set()
+        go_on.wait(20.0)
+        reads.append(readv(file, [buffers[0][:10]]))
+        return reads[-1]
+
+    monkeypatch.setattr(os, "readv", slow)
+    fetch = asyncio.create_task(fetcher.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1)))
+    await asyncio.to_thread(reading.wait, 20.0)
+    if cancelled:
+        fetch.cancel()
+    await asyncio.sleep(0.3)
+    assert not fetch.done(), "the thread may still write"
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError if cancelled else DeadlinePassed):
+        await fetch
+    assert reads == [10]
