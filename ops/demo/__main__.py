@@ -142,10 +142,7 @@ def main() -> int:
         code = 130
     if code == 0:
         OUT.print(f"\nEverything answered as it should, in {time.monotonic() - started:.0f} s.", style="bold green")
-        OUT.print(
-            f"Try it yourself: .venv/bin/roost up --base {BASE}={DemoPaths(CACHE).base} --max-model-len 2048",
-            soft_wrap=True,
-        )
+        tell_next_steps(DemoPaths(CACHE))
     return code
 
 

@@ -44,18 +44,15 @@ class Mesh:
         # the bases' fingerprints are known only once the registrar runs; the registrar's own settings need none
         self._deployment = derive(_without_engines(config), layout, {})
         self._curve = self._deployment.gateway.curve
+        self._registrar = RegistrarClient(self._deployment.registrar.endpoint, curve=self._curve)
         self._node: Requester[AskOfNode, AnswerOfNode] | None = None
 
     async def steps(self) -> AsyncIterator[ChildSpec]:
         """The processes in the order in which they start."""
-        registrar = self._client()
-        try:
-            yield self._spec(REGISTRAR, "catalog", self._deployment.registrar, lambda: _answers(registrar))
-            fingerprints = await self._register_bases(registrar)
-            if not self._config.gateway.anonymous:
-                await self._ensure_admin_key(registrar)
-        finally:
-            registrar.close()
+        yield self._spec(REGISTRAR, "catalog", self._deployment.registrar, self._registrar_answers)
+        fingerprints = await self._register_bases()
+        if not self._config.gateway.anonymous:
+            await self._ensure_admin_key()
         self._deployment = derive(self._config, self._layout, fingerprints)
         yield self._spec(SIDECAR, "sidecar", self._deployment.sidecar, self._sidecar_answers)
         yield self._spec(GATEWAY, "gateway", self._deployment.gateway, self._gateway_answers, grace_s=10.0)
@@ -66,10 +63,11 @@ class Mesh:
         return tuple(EngineState(engine.engine, engine.base, engine.health, engine.detail) for engine in report.engines)
 
     def close(self) -> None:
+        self._registrar.close()
         if self._node is not None:
             self._node.close()
 
-    async def _register_bases(self, registrar: RegistrarClient) -> dict[str, str]:
+    async def _register_bases(self) -> dict[str, str]:
         """Fingerprint of each engine's base, registered where the catalog does not know it yet."""
         fingerprints: dict[str, str] = {}
         for index, engine in enumerate(self._config.node.engines):
@@ -84,7 +82,7 @@ class Mesh:
             command = AddBase(
                 actor=ACTOR, name=engine.base, fingerprint=found.value, path=str(path), config=found.config
             )
-            await registrar.run(command, timeout_s=COMMAND_TIMEOUT_S)
+            await self._registrar.run(command, timeout_s=COMMAND_TIMEOUT_S)
             fingerprints[engine.base] = found.value
         return fingerprints
 
@@ -100,7 +98,7 @@ class Mesh:
             )
         return record.fingerprint
 
-    async def _ensure_admin_key(self, registrar: RegistrarClient) -> None:
+    async def _ensure_admin_key(self) -> None:
         """On a first start without any key, make one that may do everything, for the commands on this host.
 
         The secret is written before the key exists, so that a start cut short in between is simply done again.
@@ -116,7 +114,7 @@ class Mesh:
         if not path.exists():
             write_private(path, make_secret().encode() + b"\n")
         secret = path.read_text().strip()
-        await registrar.run(
+        await self._registrar.run(
             CreateKey(
                 actor=ACTOR,
                 key_id=key_id(secret),
@@ -128,8 +126,8 @@ class Mesh:
             timeout_s=COMMAND_TIMEOUT_S,
         )
 
-    def _client(self) -> RegistrarClient:
-        return RegistrarClient(self._deployment.registrar.endpoint, curve=self._curve)
+    async def _registrar_answers(self) -> None:
+        await self._registrar.run(ReadJournal(after=0, limit=1), timeout_s=PROBE_TIMEOUT_S)
 
     async def _sidecar_answers(self) -> None:
         await self._ask_node()
@@ -168,10 +166,6 @@ class Mesh:
         return ChildSpec(
             name, module, ("--settings", str(file)), self._layout.log_file(name), ready, stop_grace_s=grace_s
         )
-
-
-async def _answers(registrar: RegistrarClient) -> None:
-    await registrar.run(ReadJournal(after=0, limit=1), timeout_s=PROBE_TIMEOUT_S)
 
 
 def _without_engines(config: RoostConfig) -> RoostConfig:

@@ -1,0 +1,150 @@
+"""The real registrar, sidecar and gateway under the real supervisor, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from backends.process import free_port
+from ops.config import RoostConfig, check
+from ops.layout import Layout
+from ops.supervise.mesh import Mesh
+from ops.supervise.state import Identity, MeshState, Phase, write_state
+from ops.supervise.supervisor import Supervisor
+
+RECOVERY_S = 10.0
+PATIENCE_S = 30.0
+
+
+class Running:
+    """A mesh in this process's event loop, its children around it."""
+
+    def __init__(self, config: RoostConfig, layout: Layout) -> None:
+        identity = Identity.of(os.getpid())
+        assert identity is not None
+        self.layout = layout
+        self.mesh = Mesh(config, layout, note=lambda _: None)
+        self.supervisor = Supervisor(
+            self.mesh.steps, url=self.mesh.url, identity=identity, publish=self._publish, engines=self.mesh.engines
+        )
+        self.stop = asyncio.Event()
+        self.task = asyncio.create_task(self.supervisor.run(self.stop))
+
+    def _publish(self, state: MeshState) -> None:
+        write_state(self.layout.state_file, state)
+
+    @property
+    def state(self) -> MeshState:
+        return self.supervisor.state
+
+    async def until(self, condition: Callable[[], bool], seconds: float) -> float:
+        begun = time.monotonic()
+        async with asyncio.timeout(seconds):
+            while not condition():
+                assert not self.task.done(), "the supervisor ended"
+                await asyncio.sleep(0.05)
+        return time.monotonic() - begun
+
+    def all_ready(self) -> bool:
+        return self.state.phase is Phase.READY and all(one.phase is Phase.READY for one in self.state.processes)
+
+
+async def start(folder: Path, **gateway: Any) -> Running:
+    config = check({"state_dir": str(folder), "gateway": {"port": free_port("127.0.0.1"), **gateway}})
+    layout = Layout.of(config.state_dir)
+    layout.make()
+    running = Running(config, layout)
+    await running.until(running.all_ready, PATIENCE_S)
+    return running
+
+
+async def finish(running: Running) -> None:
+    running.stop.set()
+    await asyncio.wait_for(running.task, PATIENCE_S)
+    running.mesh.close()
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    mesh = await start(tmp_path / "state")
+    yield mesh
+    await finish(mesh)
+
+
+async def get(url: str, key: str = "") -> int:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
+        return answer.status
+
+
+@pytest.mark.parametrize("name", ["registrar", "sidecar", "gateway"])
+async def test_each_process_that_is_killed_is_ready_again_within_ten_seconds(running: Running, name: str) -> None:
+    before = next(one.identity for one in running.state.processes if one.name == name)
+    assert before is not None
+    os.kill(before.pid, signal.SIGKILL)
+
+    def is_back() -> bool:
+        now = next(one.identity for one in running.state.processes if one.name == name)
+        return now != before and running.all_ready()
+
+    await running.until(is_back, RECOVERY_S)
+    assert await get(f"{running.mesh.url}/healthz") == 200
+
+
+async def test_the_first_start_makes_an_admin_key_that_only_its_owner_can_read(running: Running) -> None:
+    file = running.layout.admin_key
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    status = f"{running.mesh.url}/roost/v1/status"
+    assert await get(status) == 401
+    assert await get(status, "tml-guessed") == 401
+    assert await get(status, file.read_text().strip()) == 200
+
+
+async def test_a_later_start_keeps_the_key(tmp_path: Path) -> None:
+    first = await start(tmp_path / "state")
+    secret = first.layout.admin_key.read_text()
+    await finish(first)
+    again = await start(tmp_path / "state")
+    assert again.layout.admin_key.read_text() == secret
+    assert await get(f"{again.mesh.url}/roost/v1/status", secret.strip()) == 200
+    await finish(again)
+
+
+async def test_a_deleted_key_file_is_not_made_again(tmp_path: Path) -> None:
+    """Whoever took the file away may hold the key; a new one for anybody who restarts would be a surprise."""
+    first = await start(tmp_path / "state")
+    first.layout.admin_key.unlink()
+    await finish(first)
+    again = await start(tmp_path / "state")
+    assert not again.layout.admin_key.exists()
+    await finish(again)
+
+
+async def test_keys_are_dispensed_with_only_where_that_is_said(tmp_path: Path) -> None:
+    mesh = await start(tmp_path / "state", anonymous=True)
+    assert not mesh.layout.admin_key.exists()
+    assert await get(f"{mesh.mesh.url}/roost/v1/status") == 200
+    await finish(mesh)
+
+
+async def test_sockets_and_state_are_their_owners_alone(running: Running) -> None:
+    sockets = list(running.layout.sockets.glob("*.sock"))
+    assert len(sockets) == 4
+    assert {stat.S_IMODE(file.stat().st_mode) & 0o077 for file in [*sockets, running.layout.root]} == {0}
+
+
+async def test_after_a_stop_nothing_is_left(tmp_path: Path) -> None:
+    mesh = await start(tmp_path / "state")
+    identities = [one.identity for one in mesh.state.processes]
+    await finish(mesh)
+    assert [identity.alive for identity in identities if identity is not None] == [False, False, False]
+    assert mesh.state.phase is Phase.STOPPED
