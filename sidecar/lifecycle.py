@@ -18,6 +18,8 @@ FIRST_LOOK_S = 5.0
 
 
 class Lifecycle:
+    """Applies what is told of whole engines."""
+
     def __init__(self, state: NodeState, calls: EngineCalls, loads: Loads, waiters: WaitingRoom) -> None:
         self._state = state
         self._calls = calls
@@ -59,35 +61,35 @@ class Lifecycle:
         self._state.counts["engine_deaths"] += 1
         for load in list(self._state.queue):
             if load.engine == engine.name:
-                self._lost_its_engine(load, under_way, event.detail, now)
+                self._lost_its_engine(load, under_way, engine.trouble, now)
         if not any(other.ready for other in self._state.by_base[engine.base]):
-            self._refuse_all(engine, event.detail, now)
+            self._refuse_all(engine, now)
 
     def _empty(self, engine: Engine) -> None:
         for slot in engine.slots.values():
             self._state.cache.unpin(slot.digest, ("unsure", engine.name, slot.adapter))
             self._state.digest_changed(slot.digest)
 
-    def _lost_its_engine(self, load: Load, under_way: Call | None, detail: str, now: float) -> None:
+    def _lost_its_engine(self, load: Load, under_way: Call | None, trouble: str, now: float) -> None:
         """A load that only counted on the engine goes on. One whose install was under way may be what killed it."""
         if load.stage is Stage.FETCHING:
             load.engine = ""
             return
         suspect = under_way is not None and under_way.kind is CallKind.INSTALL and under_way.adapter == load.adapter
         if load.stage is Stage.INSTALLING and suspect:
-            message = f"the engine died during the install: {detail}"
+            message = f"the engine died during the install: {trouble}"
             self._state.failures.remember(load.digest, message, now)
             self._state.digest_changed(load.digest)
             self._loads.fail(load, now, Outcome.ENGINE_FAILED, message)
         else:
             self._loads.bounce(load, now)
 
-    def _refuse_all(self, engine: Engine, detail: str, now: float) -> None:
+    def _refuse_all(self, engine: Engine, now: float) -> None:
         for load in [load for load in self._state.queue if load.base == engine.base]:
             self._waiters.refuse(
                 load,
                 Outcome.NO_HEALTHY_NODE,
-                f"engine {engine.name} died while this waited: {detail}",
+                f"engine {engine.name} died while this waited: {engine.trouble}",
                 elsewhere=True,
             )
             self._loads.give_up_unwanted(load, now)

@@ -122,7 +122,7 @@ class Machine:
             return {"outcome": Outcome.BASE_NOT_DEPLOYED, "message": message, "elsewhere": True}
         ready = [engine for engine in engines if engine.ready]
         if not ready:
-            message = f"no engine of base {request.base} is ready on node {node}: {engines[0].detail or 'it starts'}"
+            message = f"no engine of base {request.base} is ready on node {node}: {engines[0].trouble}"
             return {"outcome": Outcome.NO_HEALTHY_NODE, "message": message, "elsewhere": True}
         if split_adapter_name(adapter) is None:
             return {"outcome": Outcome.INVALID_REQUEST, "message": "the tenant or the digest is malformed"}

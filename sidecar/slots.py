@@ -103,6 +103,11 @@ class Engine:
         self.foreign = 0
 
     @property
+    def trouble(self) -> str:
+        """Why it is not ready, for clients: ``detail`` may go on with the end of a log, which is the operator's."""
+        return self.detail.partition("\n")[0] or "it starts"
+
+    @property
     def free_slots(self) -> int:
         return max(0, self.limits.slots - self.foreign - len(self.slots)) if self.limits else 0
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from backends.interface import Health
 from sidecar.effects import StartFetch
-from sidecar.events import InstallDone, Tick
+from sidecar.events import EngineDown, InstallDone, Tick
 from wire.outcomes import Outcome
 
 from .bench import Bench, digest, name
@@ -62,6 +63,16 @@ def test_death_refuses_waiters_when_no_engine_of_the_base_is_left() -> None:
         assert (refused.outcome, refused.elsewhere) == (Outcome.NO_HEALTHY_NODE, True)
     bench.fetched(1)
     assert len(bench.machine.state.queue.waiting()) == bench.machine.state.queue.in_flight == 0
+
+
+def test_what_clients_are_told_of_a_death_has_no_log_in_it() -> None:
+    bench = Bench()
+    waiting = bench.ask(1)
+    bench.send(EngineDown(engine="e1", health=Health.DEAD, detail="it ended; its log:\n/secret/path: Traceback"))
+    for ask in (waiting, bench.ask(2)):
+        message = bench.refused(ask).message
+        assert "it ended" in message
+        assert "secret" not in message
 
 
 def test_death_during_a_fetch_sends_the_load_to_another_engine() -> None:
