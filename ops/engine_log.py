@@ -14,7 +14,13 @@ _CAUSE = re.compile(r"(?:^|\] )((?:[A-Za-z_]+\.)*[A-Z][A-Za-z]*(?:Error|Exceptio
 def root_cause(text: str) -> str:
     """The first exception that ``text`` tells; those that follow only say that something failed. Empty if none."""
     found = _CAUSE.search(text)
-    return found[1][:MAX_CAUSE_CHARACTERS].strip() if found is not None else ""
+    if found is None:
+        return ""
+    cause = found[1]
+    if "validation error" in cause:
+        # pydantic tells what is wrong on the line after the next
+        cause = " ".join([cause, *(line.strip() for line in text[found.end() :].splitlines()[1:3])])
+    return cause[:MAX_CAUSE_CHARACTERS].strip()
 
 
 def engine_cause(log: Path) -> str:

@@ -111,10 +111,10 @@ def _foreground(config: RoostConfig, layout: Layout, *, keep_engines: bool) -> N
         try:
             supervise(config, layout, note=view.note, on_state=view.show)
         finally:
-            if view.started and not keep_engines:
+            if view.processes and not keep_engines:
                 live.update("Stopping the engines")
                 stopped = stop_recorded(layout.run, grace_s=ENGINE_GRACE_S)
-    tell(f"Stopped{': ' if stopped else ''}{', '.join(f'engine {name}' for name in stopped)}.")
+    tell(f"Stopped: {', '.join([*reversed(view.processes), *(f'engine {name}' for name in stopped)])}.")
 
 
 def _detached(config: RoostConfig, layout: Layout) -> None:
@@ -166,8 +166,12 @@ class _Picture:
         self._layout = layout
         self._note = ""
         self._last: MeshState | None = None
-        self.started = False
         self.complete = False
+
+    @property
+    def processes(self) -> list[str]:
+        """What was started, in order."""
+        return [process.name for process in self._last.processes] if self._last is not None else []
 
     def note(self, text: str) -> None:
         if text and text != self._note and not OUT.is_terminal:
@@ -177,7 +181,6 @@ class _Picture:
             self._draw(self._last, text)
 
     def show(self, state: MeshState) -> None:
-        self.started = True
         self._last = state
         expected = sum(engine.count for engine in self._config.node.engines)
         ready = state.phase is Phase.READY and state.engines_ready and len(state.engines) == expected

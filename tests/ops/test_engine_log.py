@@ -18,6 +18,11 @@ def test_the_first_exception_is_the_cause() -> None:
     assert root_cause(LOG) == "ValueError: Available memory on node 0 is too small."
 
 
+def test_what_pydantic_found_is_told_too() -> None:
+    log = "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n  Value error, too long\n"
+    assert root_cause(log).endswith("for ModelConfig Value error, too long")
+
+
 def test_a_log_without_an_exception_has_no_cause() -> None:
     assert root_cause("loading\nready\n") == ""
 
