@@ -12,7 +12,7 @@ from wire.outcomes import JournalUnavailable
 
 from .layout import LAYOUT_KEY, LAYOUT_VERSION, Tables, Txn
 
-_MAX_DATABASES = 16
+_MAX_DATABASES = 32
 _MAX_READERS = 1024
 _DATA_FILE = "data.mdb"
 

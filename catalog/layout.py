@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Generic, TypeAlias, TypeVar
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import lmdb
 import msgspec
 
-from wire.events import Event
+from wire.events import Event, RecordKind
 
-from .records import ArtifactRecord, BaseRecord, KeyRecord, PolicyRecord, RevisionRecord, RouteRecord
+from .records import ArtifactRecord, BaseRecord, KeyRecord, PolicyRecord, RetainedRecord, RevisionRecord, RouteRecord
 
 # Raised whenever a reader of the former layout would misread the new one.
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 LAYOUT_KEY = b"layout"
 # LMDB's compiled-in bound: a longer key names nothing.
 MAX_KEY_BYTES = 511
 _MAX_NUMBER = (1 << 63) - 1
+# what the commonest events are called on disk; the others go by their names
+TAGS: Mapping[type, int | str] = {PolicyCreated: 1, RevisionPublished: 2, ChannelMoved: 3}
 
 R = TypeVar("R")
 K = TypeVar("K")
@@ -36,9 +39,35 @@ def number_key(number: int) -> bytes:
     return min(max(number, 0), _MAX_NUMBER).to_bytes(8, "big")
 
 
+def short_number_key(number: int) -> bytes:
+    """The same in as few bytes as it needs, behind their count."""
+    clamped = min(max(number, 0), _MAX_NUMBER)
+    length = (clamped.bit_length() + 7) // 8
+    return bytes((length,)) + clamped.to_bytes(length, "big")
+
+
+def digest_key(digest: str) -> bytes:
+    """The bytes that lower-case hex digits stand for; of any other text, a key that nothing has."""
+    try:
+        raw = bytes.fromhex(digest)
+    except ValueError:
+        return b""
+    return raw if raw.hex() == digest else b""
+
+
 def numbered_prefix(policy: str) -> bytes:
     """What all keys under one policy begin with; no name contains the separator."""
     return text_key(policy) + b"\0"
+
+
+def label_prefix(key: str, value: str) -> bytes:
+    """What the index keys of one label begin with; a label's key contains no equals sign, its value no separator."""
+    return text_key(f"{key}={value}") + b"\0"
+
+
+def retained_key(policy: str, kind: RecordKind, uri: str) -> bytes:
+    """One training record of a policy; its address may be longer than a key, so its hash stands for it."""
+    return numbered_prefix(policy) + kind.value[:1].encode() + hashlib.blake2b(text_key(uri), digest_size=16).digest()
 
 
 class Table(Generic[R]):
@@ -49,7 +78,7 @@ class Table(Generic[R]):
     def __init__(self, name: str, kind: type[R], handle: lmdb._Database) -> None:
         self.name = name
         self.handle = handle
-        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(kind).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
     def narrowed(self, kind: type[K]) -> Table[K]:
@@ -61,11 +90,11 @@ class Table(Generic[R]):
         if not 0 < len(key) <= MAX_KEY_BYTES:
             return None
         raw = txn.get(key, db=self.handle)
-        return None if raw is None else self._decode(raw)
+        return None if raw is None else self._read(txn, key, raw)
 
     def put(self, txn: Txn, key: bytes, record: R, *, append: bool = False) -> None:
         """Write or replace. ``append`` is for keys that come in order: LMDB then fills its pages."""
-        txn.put(key, self._encode(record), db=self.handle, append=append)
+        txn.put(key, self._write(record), db=self.handle, append=append)
 
     def delete(self, txn: Txn, key: bytes) -> None:
         txn.delete(key, db=self.handle)
@@ -85,7 +114,115 @@ class Table(Generic[R]):
             if not key.startswith(prefix):
                 return
             if after is None or key > after:
-                yield key, self._decode(raw)
+                yield key, self._read(txn, key, raw)
+
+    def _read(self, txn: Txn, key: bytes, raw: bytes) -> R:
+        record: R = self._decode(raw)
+        return record
+
+    def _write(self, record: R) -> bytes:
+        return self._encode(record)
+
+
+class PackedTable(Table[R]):
+    """Records in their packed form (packing.py): for databases with a row for every policy or event."""
+
+    __slots__ = ("_form",)
+
+    def __init__(self, name: str, kind: type[R], handle: lmdb._Database) -> None:
+        super().__init__(name, kind, handle)
+        form = form_of(kind, TAGS)
+        if form is None:
+            raise TypeError(f"{kind} needs no packing")
+        self._form = form
+        self._decode = msgspec.msgpack.Decoder().decode
+
+    def _read(self, txn: Txn, key: bytes, raw: bytes) -> R:
+        values = self._decode(raw)
+        self._restore(txn, key, values)
+        record: R = self._form.unpack(values)
+        return record
+
+    def _write(self, record: R) -> bytes:
+        values = self._form.pack(record)
+        self._strip(values)
+        return self._encode(values)
+
+    def _strip(self, values: list[Any]) -> None:
+        """Take out of a packed record what need not be written with it."""
+
+    def _restore(self, txn: Txn, key: bytes, values: list[Any]) -> None:
+        """Put in again what ``_strip`` took."""
+
+
+class PolicyTable(PackedTable[PolicyRecord]):
+    """A policy's name is its key."""
+
+    __slots__ = ()
+
+    def _strip(self, values: list[Any]) -> None:
+        values[0] = None
+
+    def _restore(self, txn: Txn, key: bytes, values: list[Any]) -> None:
+        values[0] = key.decode()
+
+
+class ArtifactTable(PackedTable[ArtifactRecord]):
+    """An artifact's digest is its key. Its facts outlive its row: a retired revision may name it still."""
+
+    __slots__ = ("_former",)
+
+    def __init__(self, name: str, kind: type[ArtifactRecord], handle: lmdb._Database, former: lmdb._Database) -> None:
+        super().__init__(name, kind, handle)
+        self._former = former
+
+    def delete(self, txn: Txn, key: bytes) -> None:
+        facts = self.facts(txn, key)
+        if facts is not None:
+            txn.put(key, self._encode(facts), db=self._former)
+        super().delete(txn, key)
+
+    def facts(self, txn: Txn, digest: bytes) -> list[Any] | None:
+        """The packed facts of an artifact that is, or was, in the catalog; without the digest."""
+        raw = txn.get(digest, db=self.handle)
+        if raw is not None:
+            facts: list[Any] = self._decode(raw)[0]
+            return facts
+        raw = txn.get(digest, db=self._former)
+        return None if raw is None else self._decode(raw)
+
+    def _strip(self, values: list[Any]) -> None:
+        values[0][0] = None
+
+    def _restore(self, txn: Txn, key: bytes, values: list[Any]) -> None:
+        values[0][0] = key
+
+
+class RevisionTable(PackedTable[RevisionRecord]):
+    """A revision's policy and number are its key, and of its artifact the digest is enough: its facts are in a table
+    of their own."""
+
+    __slots__ = ("_artifacts",)
+
+    def __init__(
+        self, name: str, kind: type[RevisionRecord], handle: lmdb._Database, artifacts: ArtifactTable
+    ) -> None:
+        super().__init__(name, kind, handle)
+        self._artifacts = artifacts
+
+    def _strip(self, values: list[Any]) -> None:
+        values[0] = values[1] = None
+        values[2] = values[2][0]
+
+    def _restore(self, txn: Txn, key: bytes, values: list[Any]) -> None:
+        policy, _, number = key.partition(b"\0")
+        values[0], values[1] = policy.decode(), int.from_bytes(number[1:], "big")
+        digest = values[2]
+        facts = self._artifacts.facts(txn, digest)
+        if facts is None:
+            raise JournalUnavailable(f"the catalog has lost artifact {digest.hex()} of {values[0]}@{values[1]}")
+        facts[0] = digest
+        values[2] = facts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,6 +239,12 @@ class Tables:
     keys       sha256 of the secret         KeyRecord
     key_ids    key id                       sha256 of the secret
     history    tenant/name, 0, sequence no. nothing: the event is in the journal
+    forwards   a former tenant/name         the name that it stands for
+    by_base    base, 0, tenant/name         nothing
+    by_label   key=value, 0, tenant/name    nothing
+    retaining  tenant/name                  nothing: the policies whose revisions are not all kept
+    retained   tenant/name, 0, kind, hash   RetainedRecord
+    unnamed    digest                       nothing: the artifacts that no revision names any more
     ========== ============================ ==========================================================
     """
 
@@ -114,6 +257,12 @@ class Tables:
     keys: Table[KeyRecord]
     key_ids: Table[str]
     history: Table[None]
+    forwards: Table[str]
+    by_base: Table[None]
+    by_label: Table[None]
+    retaining: Table[None]
+    retained: Table[RetainedRecord]
+    unnamed: Table[None]
 
     @classmethod
     def open(cls, env: lmdb.Environment, txn: Txn | None = None) -> Tables:
@@ -123,19 +272,29 @@ class Tables:
         Raises lmdb.NotFoundError where a database is missing and there is no transaction to make it.
         """
 
-        def table(name: str, kind: type[R]) -> Table[R]:
-            return Table(name, kind, env.open_db(name.encode(), txn=txn, create=txn is not None))
+        def handle(name: str) -> lmdb._Database:
+            return env.open_db(name.encode(), txn=txn, create=txn is not None)
 
+        def table(name: str, kind: type[R]) -> Table[R]:
+            return Table(name, kind, handle(name))
+
+        artifacts = ArtifactTable("artifacts", ArtifactRecord, handle("artifacts"), handle("former_artifacts"))
         return cls(
-            journal=table("journal", Event),
+            journal=PackedTable("journal", Event, handle("journal")),
             bases=table("bases", BaseRecord),
-            policies=table("policies", PolicyRecord),
-            revisions=table("revisions", RevisionRecord),
-            artifacts=table("artifacts", ArtifactRecord),
+            policies=PolicyTable("policies", PolicyRecord, handle("policies")),
+            revisions=RevisionTable("revisions", RevisionRecord, handle("revisions"), artifacts),
+            artifacts=artifacts,
             routes=table("routes", RouteRecord),
             keys=table("keys", KeyRecord),
             key_ids=table("key_ids", str),
             history=table("history", type(None)),
+            forwards=table("forwards", str),
+            by_base=table("by_base", type(None)),
+            by_label=table("by_label", type(None)),
+            retaining=table("retaining", type(None)),
+            retained=table("retained", RetainedRecord),
+            unnamed=table("unnamed", type(None)),
         )
 
     def named(self) -> dict[str, Table[object]]:

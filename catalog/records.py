@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from wire.events import ArtifactFacts, Provenance, Scope, Split
+from wire.events import ArtifactFacts, Provenance, Retention, Scope, Split, TrainingRecord
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -26,7 +26,8 @@ class PolicyRecord(Record, frozen=True):
     """A policy as people look at it. ``latest`` is 0 before the first revision.
 
     ``version`` counts the events of the policy and starts at 1. A channel with an empty target follows ``latest``;
-    ``stable`` is always among the channels, ``latest`` never.
+    ``stable`` is always among the channels, ``latest`` never. ``seeds`` has those of the channels that are split, but
+    for seed 0. ``former`` are the names that forward to it.
     """
 
     policy: str
@@ -36,6 +37,10 @@ class PolicyRecord(Record, frozen=True):
     channels: dict[str, tuple[Split, ...]]
     retired: bool
     created_ms: int
+    seeds: dict[str, int] = {}
+    labels: dict[str, str] = {}
+    former: tuple[str, ...] = ()
+    retention: Retention | None = None
 
 
 class RevisionRecord(Record, frozen=True):
@@ -48,13 +53,28 @@ class RevisionRecord(Record, frozen=True):
     actor: str
     published_ms: int
     seq: int
+    retired_ms: int = 0
 
 
 class ArtifactRecord(Record, frozen=True):
-    """A revision file that at least one event names. ``seq`` is the first such event."""
+    """A revision file that at least one event names. ``seq`` is the first such event.
+
+    ``revisions`` counts those that name it and are not retired. ``condemned_ms`` is 0 unless it waits for removal.
+    """
 
     facts: ArtifactFacts
     named_ms: int
+    seq: int
+    revisions: int = 1
+    condemned_ms: int = 0
+
+
+class RetainedRecord(Record, frozen=True):
+    """A training checkpoint or a rollout that a policy keeps hold of, and who said so when."""
+
+    record: TrainingRecord
+    actor: str
+    retained_ms: int
     seq: int
 
 
@@ -90,7 +110,11 @@ class RouteHead(Record, frozen=True):
 
 
 class RouteRecord(RouteHead, frozen=True):
-    """Everything that a request for a policy needs, in one record. Channels with no arms follow ``latest``."""
+    """Everything that a request for a policy needs, in one record. Channels with no arms follow ``latest``.
+
+    ``seeds`` are those of the split channels, but for seed 0.
+    """
 
     latest: Arm | None
     channels: dict[str, tuple[Arm, ...]]
+    seeds: dict[str, int] = {}

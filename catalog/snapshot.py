@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from wire.events import Event
+from wire.events import Event, RecordKind
 
-from .layout import Tables, Txn, number_key, numbered_prefix, text_key
-from .records import ArtifactRecord, BaseRecord, KeyRecord, PolicyRecord, RevisionRecord, RouteRecord
+from .layout import Table, Tables, Txn, label_prefix, number_key, numbered_prefix, retained_key, text_key
+from .records import (
+    ArtifactRecord,
+    BaseRecord,
+    KeyRecord,
+    PolicyRecord,
+    RetainedRecord,
+    RevisionRecord,
+    RouteRecord,
+)
 
 
 class Snapshot:
@@ -29,10 +37,37 @@ class Snapshot:
     def policy(self, name: str) -> PolicyRecord | None:
         return self.tables.policies.get(self.txn, text_key(name))
 
+    def followed(self, name: str) -> PolicyRecord | None:
+        """The policy called ``name`` now, or the one that this former name forwards to."""
+        found = self.policy(name)
+        if found is None and (forwarded := self.forward(name)) is not None:
+            found = self.policy(forwarded)
+        return found
+
+    def forward(self, name: str) -> str | None:
+        """What a former name stands for now."""
+        return self.tables.forwards.get(self.txn, text_key(name))
+
     def policies(self, *, prefix: str, after: str, limit: int) -> list[PolicyRecord]:
         """In the order of names; ``after`` is the last name of the page before."""
         scan = self.tables.policies.scan(self.txn, prefix=text_key(prefix), after=text_key(after) if after else None)
         return [record for _, record in islice(scan, limit)]
+
+    def names_over(self, base: str, *, prefix: str, after: str) -> Iterator[str]:
+        """Policies over ``base``, in the order of their names."""
+        return self._indexed(self.tables.by_base, text_key(base) + b"\0", prefix, after)
+
+    def names_labelled(self, key: str, value: str, *, prefix: str, after: str) -> Iterator[str]:
+        """Policies with this label, in the order of their names."""
+        return self._indexed(self.tables.by_label, label_prefix(key, value), prefix, after)
+
+    def names_with_retention(self, *, after: str) -> Iterator[str]:
+        """Policies whose revisions are not all kept, in the order of their names."""
+        return self._indexed(self.tables.retaining, b"", "", after)
+
+    def unnamed(self, *, after: str) -> Iterator[str]:
+        """Digests of the artifacts that no revision names any more."""
+        return self._indexed(self.tables.unnamed, b"", "", after)
 
     def route(self, policy: str) -> RouteRecord | None:
         return self.tables.routes.get(self.txn, text_key(policy))
@@ -45,6 +80,15 @@ class Snapshot:
         prefix = numbered_prefix(policy)
         scan = self.tables.revisions.scan(self.txn, prefix=prefix, after=prefix + number_key(after))
         return [record for _, record in islice(scan, limit)]
+
+    def retained(self, policy: str) -> list[RetainedRecord]:
+        """The training records that the policy keeps hold of: checkpoints first, each kind oldest first."""
+        prefix = numbered_prefix(policy)
+        records = [record for _, record in self.tables.retained.scan(self.txn, prefix=prefix)]
+        return sorted(records, key=lambda retained: (retained.record.kind, retained.seq))
+
+    def retained_record(self, policy: str, kind: RecordKind, uri: str) -> RetainedRecord | None:
+        return self.tables.retained.get(self.txn, retained_key(policy, kind, uri))
 
     def artifact(self, digest: str) -> ArtifactRecord | None:
         return self.tables.artifacts.get(self.txn, text_key(digest))
@@ -80,3 +124,8 @@ class Snapshot:
             if event is not None:
                 events.append(event)
         return events
+
+    def _indexed(self, table: Table[None], head: bytes, prefix: str, after: str) -> Iterator[str]:
+        start = head + text_key(after) if after else None
+        for key, _ in table.scan(self.txn, prefix=head + text_key(prefix), after=start):
+            yield key[len(head) :].decode()

@@ -48,6 +48,37 @@ class Split(msgspec.Struct, frozen=True):
     weight: int = 1
 
 
+class Retention(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which revisions of a policy are kept: the newest ``keep_last``, and those younger than ``keep_days`` days.
+
+    What a channel points to, a training record names or a node holds is kept in any case.
+    """
+
+    keep_last: int
+    keep_days: float = 0.0
+
+
+class RecordKind(enum.StrEnum):
+    """What a training record stands for: a state that a trainer restores, or samples of one fixed revision."""
+
+    CHECKPOINT = "checkpoint"
+    ROLLOUT = "rollout"
+
+
+class TrainingRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something outside the catalog that a policy keeps hold of until it is released; named by kind and ``uri``.
+
+    ``digest`` of its bytes as its writer states it; ``step`` of the training run; ``revision`` that came of the
+    checkpoint or made the rollout, 0 for none.
+    """
+
+    kind: RecordKind
+    uri: str
+    digest: str = ""
+    step: int = 0
+    revision: int = 0
+
+
 class BaseAdded(EventBody, frozen=True):
     """A base model was registered. ``config`` is its config.json, ``path`` where an engine loads it from.
 
@@ -76,11 +107,15 @@ class RevisionPublished(EventBody, frozen=True):
 
 
 class ChannelMoved(EventBody, frozen=True):
-    """A channel points to ``target`` from now on; an empty target means: follow ``latest`` again."""
+    """A channel points to ``target`` from now on; an empty target means: follow ``latest`` again.
+
+    ``seed`` decides which users and sessions take which arm of a split.
+    """
 
     policy: str
     channel: str
     target: tuple[Split, ...] = ()
+    seed: int = 0
 
 
 class ChannelRemoved(EventBody, frozen=True):
@@ -90,6 +125,72 @@ class ChannelRemoved(EventBody, frozen=True):
 
 class PolicyRetired(EventBody, frozen=True):
     policy: str
+
+
+class PolicyRestored(EventBody, frozen=True):
+    policy: str
+
+
+class PolicyRenamed(EventBody, frozen=True):
+    """``policy`` is called ``to`` from now on, and the former name forwards to it until that is dropped."""
+
+    policy: str
+    to: str
+
+
+class ForwardDropped(EventBody, frozen=True):
+    """``name`` stands for ``policy`` no more, and is free."""
+
+    policy: str
+    name: str
+
+
+class LabelsChanged(EventBody, frozen=True):
+    policy: str
+    labels: dict[str, str] = {}
+    removed: tuple[str, ...] = ()
+
+
+class RetentionChanged(EventBody, frozen=True):
+    """Without a ``retention`` every revision is kept."""
+
+    policy: str
+    retention: Retention | None = None
+
+
+class RevisionsRetired(EventBody, frozen=True):
+    """These revisions can't be named any more; their bytes go once nothing else names them."""
+
+    policy: str
+    revisions: tuple[int, ...]
+
+
+class RevisionRestored(EventBody, frozen=True):
+    policy: str
+    revision: int
+
+
+class RecordRetained(EventBody, frozen=True):
+    policy: str
+    record: TrainingRecord
+
+
+class RecordReleased(EventBody, frozen=True):
+    policy: str
+    kind: RecordKind
+    uri: str
+
+
+class ArtifactsCondemned(EventBody, frozen=True):
+    """No revision names these artifacts: they go after a time of grace, unless one names them again."""
+
+    digests: tuple[str, ...]
+
+
+class ArtifactsRemoved(EventBody, frozen=True):
+    """The catalog knows nothing of these artifacts any more; their bytes are removed after this event."""
+
+    digests: tuple[str, ...]
 
 
 class KeyCreated(EventBody, frozen=True):
@@ -115,6 +216,17 @@ AnyEvent = (
     | PolicyRetired
     | KeyCreated
     | KeyRevoked
+    | PolicyRestored
+    | PolicyRenamed
+    | ForwardDropped
+    | LabelsChanged
+    | RetentionChanged
+    | RevisionsRetired
+    | RevisionRestored
+    | RecordRetained
+    | RecordReleased
+    | ArtifactsCondemned
+    | ArtifactsRemoved
 )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .events import ArtifactFacts, Event, Provenance, Scope, Split
+from .events import ArtifactFacts, Event, Provenance, RecordKind, Retention, Scope, Split, TrainingRecord
 from .outcomes import Outcome
 
 
@@ -15,9 +15,12 @@ class Command(msgspec.Struct, frozen=True, tag=True, tag_field="t", omit_default
     """Base of all commands. ``actor`` is the key id (or host user) that asked, for the history.
 
     ``expected_version``, where given, must equal the policy's version, or the answer is a version conflict.
+    ``command_id``, where given, is the asker's own for this one command: with the journal in PostgreSQL, the same
+    command under the same id is answered with what it came to the first time.
     """
 
     actor: str = ""
+    command_id: str = ""
 
 
 class AddBase(Command, frozen=True, kw_only=True):
@@ -54,11 +57,26 @@ class PublishRevision(Command, frozen=True, kw_only=True):
 
 
 class MoveChannel(Command, frozen=True, kw_only=True):
-    """Point a channel at a revision or a weighted split; an empty target follows ``latest``."""
+    """Point a channel at a revision or a weighted split; an empty target follows ``latest``.
+
+    A split keeps the ``seed`` that the channel's split has, unless one is given: another seed deals users and
+    sessions to the arms anew.
+    """
 
     policy: str
     channel: str
     target: tuple[Split, ...] = ()
+    seed: int | None = None
+    expected_version: int | None = None
+
+
+class Promote(Command, frozen=True, kw_only=True):
+    """Point ``channel`` at ``revision``, or where that is 0 at the revision that channel ``source`` has now."""
+
+    policy: str
+    channel: str = "stable"
+    source: str = ""
+    revision: int = 0
     expected_version: int | None = None
 
 
@@ -82,6 +100,86 @@ class RetirePolicy(Command, frozen=True, kw_only=True):
     expected_version: int | None = None
 
 
+class RestorePolicy(Command, frozen=True, kw_only=True):
+    policy: str
+    expected_version: int | None = None
+
+
+class RenamePolicy(Command, frozen=True, kw_only=True):
+    """Give a policy another name within its tenant. The former name forwards, and can't be given to another."""
+
+    policy: str
+    to: str
+    expected_version: int | None = None
+
+
+class DropForward(Command, frozen=True, kw_only=True):
+    """Free ``name``, which forwards to ``policy``."""
+
+    policy: str
+    name: str
+    expected_version: int | None = None
+
+
+class ChangeLabels(Command, frozen=True, kw_only=True):
+    """Set some labels and remove others; those that are not named stay."""
+
+    policy: str
+    labels: dict[str, str] = {}
+    remove: tuple[str, ...] = ()
+    expected_version: int | None = None
+
+
+class SetRetention(Command, frozen=True, kw_only=True):
+    """Which revisions to keep; None keeps all."""
+
+    policy: str
+    retention: Retention | None = None
+    expected_version: int | None = None
+
+
+class PruneRevisions(Command, frozen=True, kw_only=True):
+    """Retire the revisions that the policy's retention does not keep.
+
+    ``in_use`` are digests that nodes hold: what a lease may be using is kept.
+    """
+
+    policy: str
+    in_use: tuple[str, ...] = ()
+    expected_version: int | None = None
+
+
+class RetireRevision(Command, frozen=True, kw_only=True):
+    """Refused while a channel points to it or a training record names it."""
+
+    policy: str
+    revision: int
+    expected_version: int | None = None
+
+
+class RestoreRevision(Command, frozen=True, kw_only=True):
+    """Undo a retirement, as long as the store still has the bytes, or has them again."""
+
+    policy: str
+    revision: int
+    expected_version: int | None = None
+
+
+class RetainRecord(Command, frozen=True, kw_only=True):
+    """Keep hold of a training checkpoint or a rollout. The same kind and uri again replaces what was said of it."""
+
+    policy: str
+    record: TrainingRecord
+    expected_version: int | None = None
+
+
+class ReleaseRecord(Command, frozen=True, kw_only=True):
+    policy: str
+    kind: RecordKind
+    uri: str
+    expected_version: int | None = None
+
+
 class CreateKey(Command, frozen=True, kw_only=True):
     key_id: str
     key_hash: str
@@ -100,11 +198,28 @@ class CollectOrphans(Command, frozen=True, kw_only=True):
     older_than_s: float = 3600.0
 
 
+class CollectArtifacts(Command, frozen=True, kw_only=True):
+    """Condemn the artifacts that no revision names any more, and remove those condemned ``grace_s`` ago or earlier.
+
+    ``in_use`` are digests that nodes hold or fetch: neither is done to them.
+    """
+
+    grace_s: float = 86_400.0
+    in_use: tuple[str, ...] = ()
+
+
 class ReadJournal(Command, frozen=True, kw_only=True):
     """Events after ``after``, at most ``limit``: how a follower repairs a gap."""
 
     after: int
     limit: int = 1000
+
+
+class AwaitPosition(Command, frozen=True, kw_only=True):
+    """Answered once this host's view has every event up to ``seq``; after ``timeout_s`` seconds a deadline passed."""
+
+    seq: int
+    timeout_s: float = 10.0
 
 
 AnyCommand = (
@@ -119,6 +234,19 @@ AnyCommand = (
     | RevokeKey
     | CollectOrphans
     | ReadJournal
+    | AwaitPosition
+    | Promote
+    | RestorePolicy
+    | RenamePolicy
+    | DropForward
+    | ChangeLabels
+    | SetRetention
+    | PruneRevisions
+    | RetireRevision
+    | RestoreRevision
+    | RetainRecord
+    | ReleaseRecord
+    | CollectArtifacts
 )
 
 
@@ -142,8 +270,11 @@ class Committed(Answer, frozen=True, kw_only=True):
 
 
 class Collected(Answer, frozen=True, kw_only=True):
+    """How many artifacts and partial uploads went, and how many were condemned to go after their time of grace."""
+
     removed: int
     bytes: int
+    condemned: int = 0
 
 
 class JournalSlice(Answer, frozen=True, kw_only=True):
@@ -151,6 +282,12 @@ class JournalSlice(Answer, frozen=True, kw_only=True):
 
     events: tuple[Event, ...]
     last: int
+
+
+class Reached(Answer, frozen=True, kw_only=True):
+    """The view of the host that answers has every event up to ``position``."""
+
+    position: int
 
 
 class Refusal(Answer, frozen=True, kw_only=True):
@@ -162,4 +299,4 @@ class Refusal(Answer, frozen=True, kw_only=True):
     retry_after_s: float | None = None
 
 
-AnyAnswer = Committed | Collected | JournalSlice | Refusal
+AnyAnswer = Committed | Collected | JournalSlice | Reached | Refusal
