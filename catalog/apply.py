@@ -21,7 +21,7 @@ from wire.events import (
 )
 from wire.outcomes import JournalUnavailable
 
-from .layout import number_key, numbered_prefix, text_key
+from .layout import digest_key, number_key, numbered_prefix, short_number_key, text_key
 from .names import STABLE
 from .records import Arm, ArtifactRecord, BaseRecord, KeyRecord, PolicyRecord, RevisionRecord, RouteRecord
 from .snapshot import Snapshot
@@ -87,13 +87,13 @@ def _new_policy(event: Event, body: PolicyCreated) -> PolicyRecord:
 
 def _publish(view: Snapshot, event: Event, body: RevisionPublished) -> PolicyRecord:
     record = _policy(view, event, body.policy)
-    digest = text_key(body.artifact.digest)
+    digest = digest_key(body.artifact.digest)
     if view.tables.artifacts.get(view.txn, digest) is None:
         view.tables.artifacts.put(view.txn, digest, ArtifactRecord(body.artifact, event.at_ms, event.seq))
     revision = RevisionRecord(
         body.policy, body.revision, body.artifact, body.provenance, event.actor, event.at_ms, event.seq
     )
-    view.tables.revisions.put(view.txn, numbered_prefix(body.policy) + number_key(body.revision), revision)
+    view.tables.revisions.put(view.txn, numbered_prefix(body.policy) + short_number_key(body.revision), revision)
     return replace(record, latest=body.revision)
 
 
@@ -102,7 +102,7 @@ def _put_policy(view: Snapshot, event: Event, record: PolicyRecord) -> None:
     name = text_key(record.policy)
     view.tables.policies.put(view.txn, name, replace(record, version=record.version + 1))
     view.tables.routes.put(view.txn, name, _route(view, event, record))
-    view.tables.history.put(view.txn, numbered_prefix(record.policy) + number_key(event.seq), None)
+    view.tables.history.put(view.txn, numbered_prefix(record.policy) + short_number_key(event.seq), None)
 
 
 def _route(view: Snapshot, event: Event, record: PolicyRecord) -> RouteRecord:
@@ -115,11 +115,10 @@ def _route(view: Snapshot, event: Event, record: PolicyRecord) -> RouteRecord:
         if found is None:
             raise _damaged(event, f"there is no revision {revision} of {record.policy}")
         facts = found.artifact
-        return Arm(revision, facts.digest, facts.size, facts.rank, facts.targets, weight)
+        return Arm(revision, digest_key(facts.digest), facts.size, facts.rank, facts.targets, weight)
 
     return RouteRecord(
         base=record.base,
-        fingerprint=base.fingerprint,
         retired=record.retired,
         latest=arm(record.latest) if record.latest else None,
         channels={

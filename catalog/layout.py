@@ -10,8 +10,10 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import lmdb
 import msgspec
 
-from wire.events import Event, RecordKind
+from wire.events import ChannelMoved, Event, PolicyCreated, RecordKind, RevisionPublished
+from wire.outcomes import JournalUnavailable
 
+from .packing import form_of
 from .records import ArtifactRecord, BaseRecord, KeyRecord, PolicyRecord, RetainedRecord, RevisionRecord, RouteRecord
 
 # Raised whenever a reader of the former layout would misread the new one.
@@ -172,8 +174,8 @@ class ArtifactTable(PackedTable[ArtifactRecord]):
 
     __slots__ = ("_former",)
 
-    def __init__(self, name: str, kind: type[ArtifactRecord], handle: lmdb._Database, former: lmdb._Database) -> None:
-        super().__init__(name, kind, handle)
+    def __init__(self, name: str, handle: lmdb._Database, former: lmdb._Database) -> None:
+        super().__init__(name, ArtifactRecord, handle)
         self._former = former
 
     def delete(self, txn: Txn, key: bytes) -> None:
@@ -204,10 +206,8 @@ class RevisionTable(PackedTable[RevisionRecord]):
 
     __slots__ = ("_artifacts",)
 
-    def __init__(
-        self, name: str, kind: type[RevisionRecord], handle: lmdb._Database, artifacts: ArtifactTable
-    ) -> None:
-        super().__init__(name, kind, handle)
+    def __init__(self, name: str, handle: lmdb._Database, artifacts: ArtifactTable) -> None:
+        super().__init__(name, RevisionRecord, handle)
         self._artifacts = artifacts
 
     def _strip(self, values: list[Any]) -> None:
@@ -233,12 +233,13 @@ class Tables:
     journal    sequence number              the event
     bases      name                         BaseRecord
     policies   tenant/name                  PolicyRecord
-    revisions  tenant/name, 0, number       RevisionRecord
-    artifacts  digest                       ArtifactRecord
+    revisions  tenant/name, 0, short number RevisionRecord
+    artifacts  digest, 32 bytes             ArtifactRecord
+    former_artifacts the same               the facts of artifacts that are gone
     routes     tenant/name                  RouteRecord
     keys       sha256 of the secret         KeyRecord
     key_ids    key id                       sha256 of the secret
-    history    tenant/name, 0, sequence no. nothing: the event is in the journal
+    history    tenant/name, 0, short number nothing: the sequence number of an event in the journal
     forwards   a former tenant/name         the name that it stands for
     by_base    base, 0, tenant/name         nothing
     by_label   key=value, 0, tenant/name    nothing
@@ -253,6 +254,7 @@ class Tables:
     policies: Table[PolicyRecord]
     revisions: Table[RevisionRecord]
     artifacts: Table[ArtifactRecord]
+    former_artifacts: Table[list[Any]]
     routes: Table[RouteRecord]
     keys: Table[KeyRecord]
     key_ids: Table[str]
@@ -278,13 +280,15 @@ class Tables:
         def table(name: str, kind: type[R]) -> Table[R]:
             return Table(name, kind, handle(name))
 
-        artifacts = ArtifactTable("artifacts", ArtifactRecord, handle("artifacts"), handle("former_artifacts"))
+        former = table("former_artifacts", list[Any])
+        artifacts = ArtifactTable("artifacts", handle("artifacts"), former.handle)
         return cls(
             journal=PackedTable("journal", Event, handle("journal")),
             bases=table("bases", BaseRecord),
             policies=PolicyTable("policies", PolicyRecord, handle("policies")),
-            revisions=RevisionTable("revisions", RevisionRecord, handle("revisions"), artifacts),
+            revisions=RevisionTable("revisions", handle("revisions"), artifacts),
             artifacts=artifacts,
+            former_artifacts=former,
             routes=table("routes", RouteRecord),
             keys=table("keys", KeyRecord),
             key_ids=table("key_ids", str),

@@ -91,10 +91,10 @@ class KeyRecord(Record, frozen=True):
 
 
 class Arm(Record, frozen=True):
-    """A revision as a request needs it, and its weight within the channel that points to it."""
+    """A revision as a request needs it, and its weight within the channel that points to it. The digest is raw."""
 
     revision: int
-    digest: str
+    digest: bytes
     size: int
     rank: int
     targets: tuple[str, ...]
@@ -105,7 +105,6 @@ class RouteHead(Record, frozen=True):
     """The first fields of a route, for those who need no more: a concrete revision is on its own record."""
 
     base: str
-    fingerprint: str
     retired: bool
 
 

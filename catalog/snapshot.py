@@ -7,7 +7,18 @@ from itertools import islice
 
 from wire.events import Event, RecordKind
 
-from .layout import Table, Tables, Txn, label_prefix, number_key, numbered_prefix, retained_key, text_key
+from .layout import (
+    Table,
+    Tables,
+    Txn,
+    digest_key,
+    label_prefix,
+    number_key,
+    numbered_prefix,
+    retained_key,
+    short_number_key,
+    text_key,
+)
 from .records import (
     ArtifactRecord,
     BaseRecord,
@@ -73,12 +84,12 @@ class Snapshot:
         return self.tables.routes.get(self.txn, text_key(policy))
 
     def revision(self, policy: str, number: int) -> RevisionRecord | None:
-        return self.tables.revisions.get(self.txn, numbered_prefix(policy) + number_key(number))
+        return self.tables.revisions.get(self.txn, numbered_prefix(policy) + short_number_key(number))
 
     def revisions(self, policy: str, *, after: int, limit: int) -> list[RevisionRecord]:
         """In the order of numbers, those above ``after``."""
         prefix = numbered_prefix(policy)
-        scan = self.tables.revisions.scan(self.txn, prefix=prefix, after=prefix + number_key(after))
+        scan = self.tables.revisions.scan(self.txn, prefix=prefix, after=prefix + short_number_key(after))
         return [record for _, record in islice(scan, limit)]
 
     def retained(self, policy: str) -> list[RetainedRecord]:
@@ -91,7 +102,7 @@ class Snapshot:
         return self.tables.retained.get(self.txn, retained_key(policy, kind, uri))
 
     def artifact(self, digest: str) -> ArtifactRecord | None:
-        return self.tables.artifacts.get(self.txn, text_key(digest))
+        return self.tables.artifacts.get(self.txn, digest_key(digest))
 
     def key(self, key_hash: str) -> KeyRecord | None:
         return self.tables.keys.get(self.txn, text_key(key_hash))
@@ -120,7 +131,7 @@ class Snapshot:
         prefix = numbered_prefix(policy)
         events = []
         for key, _ in self.tables.history.scan(self.txn, prefix=prefix):
-            event = self.tables.journal.get(self.txn, key[len(prefix) :])
+            event = self.tables.journal.get(self.txn, number_key(int.from_bytes(key[len(prefix) + 1 :], "big")))
             if event is not None:
                 events.append(event)
         return events

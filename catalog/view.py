@@ -11,10 +11,10 @@ from typing import TypeVar
 import msgspec
 
 from wire.events import Event
-from wire.outcomes import NotFound, Retired
+from wire.outcomes import JournalUnavailable, NotFound, Retired
 
 from .environment import Environment
-from .layout import text_key
+from .layout import digest_key, text_key
 from .names import LATEST, Reference
 from .records import Arm, ArtifactRecord, BaseRecord, KeyRecord, PolicyRecord, RevisionRecord, RouteHead, RouteRecord
 from .snapshot import Snapshot
@@ -52,6 +52,8 @@ class CatalogView:
         self._environment = environment
         self._tables = environment.tables
         self._route_heads = environment.tables.routes.narrowed(RouteHead)
+        # by base: a name never gets another
+        self._fingerprints: dict[str, str] = {}
         # growing the map under a transaction of another thread would pull the pages from under it
         self._turn = threading.Lock()
 
@@ -78,8 +80,9 @@ class CatalogView:
             else:
                 route = channels = _live(ref, snapshot.route(ref.policy))
                 arm = _channel_arm(channels, ref, selector)
+            fingerprint = self._fingerprints.get(route.base) or self._fingerprint(snapshot, route.base)
         return Resolution(
-            ref.policy, ref.tenant, arm.revision, arm.digest, arm.size, arm.rank, route.base, route.fingerprint,
+            ref.policy, ref.tenant, arm.revision, arm.digest.hex(), arm.size, arm.rank, route.base, fingerprint,
             arm.targets,
         )  # fmt: skip
 
@@ -122,6 +125,13 @@ class CatalogView:
         """Every event of one policy, oldest first."""
         return self._read(lambda snapshot: snapshot.history(policy))
 
+    def _fingerprint(self, snapshot: Snapshot, name: str) -> str:
+        base = snapshot.base(name)
+        if base is None:
+            raise JournalUnavailable(f"the catalog has lost base {name}")
+        self._fingerprints[name] = base.fingerprint
+        return base.fingerprint
+
     def _read(self, look_up: Callable[[Snapshot], T]) -> T:
         with self._turn, self._environment.begin() as txn:
             return look_up(Snapshot(txn, self._tables))
@@ -140,7 +150,7 @@ def _numbered_arm(snapshot: Snapshot, ref: Reference) -> Arm:
     if record is None:
         raise NotFound(f"policy {ref.policy} has no revision {ref.revision}", field="model")
     facts = record.artifact
-    return Arm(ref.revision, facts.digest, facts.size, facts.rank, facts.targets)
+    return Arm(ref.revision, digest_key(facts.digest), facts.size, facts.rank, facts.targets)
 
 
 def _channel_arm(route: RouteRecord, ref: Reference, selector: bytes) -> Arm:

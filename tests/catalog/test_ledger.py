@@ -9,9 +9,9 @@ import lmdb
 import msgspec
 import pytest
 
+from catalog.batch import BatchCommand
 from catalog.environment import Environment
 from catalog.layout import LAYOUT_KEY, Txn
-from catalog.ledger import BatchCommand
 from catalog.replay import check_environment
 from catalog.view import CatalogView
 from tests.catalog.harness import BASE, Catalog, add_base, upload
@@ -232,7 +232,7 @@ class TestOpening:
             txn.put(LAYOUT_KEY, b"99", db=environment.meta)
         environment.close()
         for attempt in (lambda: CatalogView.open(path), lambda: Environment.create(path, map_bytes=1 << 20)):
-            with pytest.raises(JournalUnavailable, match="layout '99', and this release reads 1"):
+            with pytest.raises(JournalUnavailable, match="layout '99', and this release reads 2"):
                 attempt()
 
     def test_what_was_committed_is_there_after_opening_again(self, tmp_path: Path) -> None:
