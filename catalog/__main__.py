@@ -14,7 +14,7 @@ import uvloop
 
 from wire.outcomes import RoostError
 
-from .registrar import serve
+from .serve import serve
 from .settings import RegistrarSettings
 
 

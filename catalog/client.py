@@ -8,10 +8,12 @@ from wire.outcomes import DeadlinePassed, JournalUnavailable, error_for
 from wire.registrar import (
     AnyAnswer,
     AnyCommand,
+    AwaitPosition,
     Collected,
     CollectOrphans,
     Committed,
     JournalSlice,
+    Reached,
     ReadJournal,
     Refusal,
 )
@@ -38,11 +40,17 @@ class RegistrarClient:
     @overload
     async def run(self, command: ReadJournal, *, timeout_s: float = 10.0) -> JournalSlice: ...
 
-    async def run(self, command: AnyCommand, *, timeout_s: float = 10.0) -> Committed | Collected | JournalSlice:
+    @overload
+    async def run(self, command: AwaitPosition, *, timeout_s: float = 10.0) -> Reached: ...
+
+    async def run(
+        self, command: AnyCommand, *, timeout_s: float = 10.0
+    ) -> Committed | Collected | JournalSlice | Reached:
         """The answer, once its effect is durable. Raises the RoostError that the registrar refused it with.
 
         Raises JournalUnavailable where nobody answers: the command may then have had its effect or not. All but a
-        relative rollback may be asked again as they are; that one needs ``expected_version``.
+        relative rollback may be asked again as they are; that one needs ``expected_version``, or, with the journal in
+        PostgreSQL, a ``command_id`` of its own.
         """
         try:
             answer = await self._requester.request(command, timeout_s=timeout_s)

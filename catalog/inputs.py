@@ -6,7 +6,7 @@ import re
 
 from wire.events import ArtifactFacts, Provenance, Split
 from wire.outcomes import InvalidRequest, TooLarge
-from wire.registrar import AddBase, CollectOrphans, CreateKey, ReadJournal
+from wire.registrar import AddBase, AwaitPosition, CollectOrphans, CreateKey, ReadJournal
 
 from .blobs import check_digest
 from .names import LATEST, check_base, check_part, shown
@@ -18,6 +18,7 @@ MAX_ARMS = 16
 MAX_CHANNELS = 64
 MAX_WEIGHT = 1_000_000
 MAX_JOURNAL_EVENTS = 1000
+MAX_WAIT_S = 600.0
 # sizes, ranks and counts are far below it, and it fits every integer on the way
 MAX_NUMBER = 1 << 53
 ALL_TENANTS = "*"
@@ -100,6 +101,20 @@ def check_age(command: CollectOrphans) -> None:
     """Raises InvalidRequest. Not a number compares as neither, and is refused."""
     if not 0 <= command.older_than_s < MAX_NUMBER:
         raise InvalidRequest(f"older_than_s is {command.older_than_s}: expected seconds", field="older_than_s")
+
+
+def check_wait(command: AwaitPosition) -> None:
+    """Raises InvalidRequest. Not a number compares as neither, and is refused."""
+    if not 0 <= command.seq < MAX_NUMBER:
+        raise InvalidRequest(f"seq is {command.seq}: expected a journal position", field="seq")
+    if not 0 <= command.timeout_s <= MAX_WAIT_S:
+        raise InvalidRequest(f"timeout_s is {command.timeout_s}: expected 0 to {MAX_WAIT_S:g}", field="timeout_s")
+
+
+def check_command_id(command_id: str) -> None:
+    """Raises InvalidRequest."""
+    if command_id:
+        _check_word(command_id, "command_id")
 
 
 def check_slice(command: ReadJournal) -> None:

@@ -4,57 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import lmdb
-import msgspec
 
 from wire.events import Event
-from wire.outcomes import JournalUnavailable, RoostError, StorageFull
-from wire.registrar import (
-    CollectOrphans,
-    Committed,
-    JournalSlice,
-    ReadJournal,
-    Refusal,
-)
+from wire.outcomes import JournalUnavailable, StorageFull
+from wire.registrar import CollectOrphans, ReadJournal
 
 from . import inputs
-from .apply import append
+from .batch import Batch, BatchAnswer, BatchCommand, clock_ms, read_journal, refusal, write
 from .blobs import BlobStore, Swept
-from .checks import WriteCommand, decide
 from .environment import Environment
 from .layout import Txn
 from .snapshot import Snapshot
 
-# below the wire's bound of a message, with room for one large event more
-_SLICE_BYTES = 4 << 20
 _FULL_CODES = frozenset({errno.ENOSPC, errno.EDQUOT})
 # LMDB reports a write cut short as EIO: on a disk with less than this left, the disk being full is the reason
 _FULL_BYTES = 1 << 20
-
-
-BatchCommand = WriteCommand | ReadJournal
-BatchAnswer = Committed | JournalSlice | Refusal
-
-
-class Batch(msgspec.Struct, frozen=True):
-    """What a batch came to: an answer for each command, in order, and the events that are now durable."""
-
-    answers: list[BatchAnswer]
-    events: list[Event]
-
-
-def refusal(error: RoostError) -> Refusal:
-    """What is sent for ``error``."""
-    return Refusal(outcome=error.outcome, message=error.message, field=error.field, retry_after_s=error.retry_after_s)
-
-
-def clock_ms() -> int:
-    """Unix time in milliseconds."""
-    return time.time_ns() // 1_000_000
 
 
 class Ledger:
@@ -88,7 +56,7 @@ class Ledger:
             except lmdb.MapFullError:
                 self._grow()
             except lmdb.Error as error:
-                if not _disk_is_full(error, self._environment.path):
+                if not disk_is_full(error, self._environment.path):
                     raise JournalUnavailable(f"the journal can't be written: {error}") from error
                 full = refusal(StorageFull("there is no room for the journal: nothing was changed", retry_after_s=30.0))
                 return self._finish(commands, [full] * len(commands), [])
@@ -106,6 +74,11 @@ class Ledger:
         """Now and then: what killed readers left behind would keep old pages from reuse."""
         self._environment.drop_dead_readers()
 
+    def position(self) -> int:
+        """The newest sequence number of the journal."""
+        with self._environment.begin() as txn:
+            return Snapshot(txn, self._environment.tables).position()
+
     def _grow(self) -> None:
         try:
             self._environment.grow()
@@ -122,33 +95,14 @@ class Ledger:
         try:
             view = Snapshot(txn, self._environment.tables)
             written = [
-                None if isinstance(command, ReadJournal) else self._write(command, view, events) for command in commands
+                None if isinstance(command, ReadJournal) else write(command, view, self._store, self._now_ms, events)
+                for command in commands
             ]
             self._commit(txn)
         finally:
             # nothing, once it is committed
             txn.abort()
         return self._finish(commands, written, events)
-
-    def _write(self, command: WriteCommand, view: Snapshot, events: list[Event]) -> BatchAnswer:
-        try:
-            decision = decide(command, view, self._store)
-        except RoostError as error:
-            return refusal(error)
-        position = view.position()
-        for offset, body in enumerate(decision.events, start=1):
-            event = Event(position + offset, self._now_ms(), command.actor, body)
-            append(view, event)
-            events.append(event)
-        record = view.policy(decision.policy)
-        return Committed(
-            seq=position + len(decision.events),
-            changed=bool(decision.events),
-            policy=decision.policy,
-            revision=decision.revision,
-            digest=decision.digest,
-            version=record.version if record else 0,
-        )
 
     def _finish(
         self, commands: Sequence[BatchCommand], written: Sequence[BatchAnswer | None], events: list[Event]
@@ -159,28 +113,14 @@ class Ledger:
             view = Snapshot(txn, self._environment.tables)
             for command, answer in zip(commands, written, strict=True):
                 if isinstance(command, ReadJournal):
-                    answers.append(_slice(command, view))
+                    answers.append(read_journal(command, view))
                 elif answer is not None:
                     answers.append(answer)
         return Batch(answers, events)
 
 
-def _slice(command: ReadJournal, view: Snapshot) -> JournalSlice | Refusal:
-    try:
-        inputs.check_slice(command)
-    except RoostError as error:
-        return refusal(error)
-    events: list[Event] = []
-    size = 0
-    for event in view.journal(after=command.after):
-        size += len(msgspec.msgpack.encode(event))
-        if len(events) == command.limit or (events and size > _SLICE_BYTES):
-            break
-        events.append(event)
-    return JournalSlice(events=tuple(events), last=view.position())
-
-
-def _disk_is_full(error: lmdb.Error, folder: Path) -> bool:
+def disk_is_full(error: lmdb.Error, folder: Path) -> bool:
+    """Whether what LMDB could not do in ``folder`` was for want of room."""
     # errors that come from the binding and not from the library carry no code
     code = getattr(error, "code", 0)
     if code in _FULL_CODES:

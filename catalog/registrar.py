@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Protocol
 
 from wire.events import Event
 from wire.outcomes import DeadlinePassed, JournalUnavailable, RoostError
-from wire.registrar import AnyAnswer, AnyCommand, Collected, CollectOrphans
-from wire.sockets import FeedPublisher, Responder
+from wire.registrar import AnyAnswer, AnyCommand, AwaitPosition, Collected, CollectOrphans, Committed, Reached
 
-from .blobs import BlobStore, Swept
-from .environment import Environment
-from .exclusive import ExclusiveFolder
-from .ledger import Batch, BatchCommand, Ledger, refusal
-from .settings import RegistrarSettings
+from . import inputs
+from .batch import Batch, BatchAnswer, BatchCommand, BatchLedger, refusal
+from .blobs import Swept
+from .positions import Positions
 
 _log = logging.getLogger(__name__)
 
 _QUEUE_MAX = 16_384
 _HOUSEKEEPING_S = 60.0
-# closing a socket drops what its I/O thread has not sent yet
-_FLUSH_S = 0.1
 
 
 class Reply(Protocol):
@@ -44,15 +37,21 @@ class Registrar:
     """Group commit. Made and used on one event loop; the ledger runs on a thread of its own.
 
     While a batch is being fsynced the next one gathers, so that commits a second grow with the number of askers and
-    not with the speed of the disk. An answer is given, and an event announced, only when its batch is durable.
+    not with the speed of the disk. An answer is given only when its batch is durable, and an event is announced only
+    when it is in this host's view. Where a follower fills the view, it says so with ``advance``, and who is told of a
+    commit is told up to ``view_wait_s`` later, so that he reads what he wrote.
     ``failed`` is done, with the reason, once the journal can't be trusted: nothing is committed after that.
     """
 
-    def __init__(self, ledger: Ledger, *, publish: Callable[[Event], object], batch_max: int) -> None:
+    def __init__(
+        self, ledger: BatchLedger, *, publish: Callable[[Event], object], batch_max: int, view_wait_s: float = 1.0
+    ) -> None:
         self._ledger = ledger
         self._publish = publish
         self._batch_max = batch_max
+        self._view_wait_s = view_wait_s
         self._loop = asyncio.get_running_loop()
+        self._positions = Positions(ledger.position())
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._waiting: deque[tuple[BatchCommand, Reply]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,13 +66,26 @@ class Registrar:
             reply(refusal(self._unavailable))
         elif isinstance(command, CollectOrphans):
             self._start(self._collect(command, reply))
-        elif len(self._waiting) >= _QUEUE_MAX:
+        elif len(self._waiting) + len(self._positions) >= _QUEUE_MAX:
             reply(refusal(JournalUnavailable(f"{_QUEUE_MAX} commands wait for the registrar", retry_after_s=1.0)))
+        elif isinstance(command, AwaitPosition):
+            self._await_position(command, reply)
         else:
             self._waiting.append((command, reply))
             if not self._committing:
                 self._committing = True
                 self._start(self._commit_batches())
+
+    def advance(self, events: Sequence[Event]) -> None:
+        """These events are in this host's view now: announce them, and tell those who wait for them."""
+        for event in events:
+            self._publish(event)
+        if events:
+            self._positions.reach(events[-1].seq)
+
+    def fail(self, error: Exception) -> None:
+        """Commit nothing any more, for this reason."""
+        self._fail(error, [])
 
     async def stop(self) -> None:
         """Take nothing more, finish what was taken, and free the thread."""
@@ -81,6 +93,7 @@ class Registrar:
         self._housekeeping.cancel()
         while self._tasks:
             await asyncio.wait(self._tasks)
+        self._positions.give_up()
         self._thread.shutdown()
 
     async def _commit_batches(self) -> None:
@@ -91,11 +104,38 @@ class Registrar:
             except Exception as error:
                 self._fail(error, [reply for _, reply in batch])
                 break
-            for event in done.events:
-                self._publish(event)
+            self.advance(done.events)
             for (_, reply), answer in zip(batch, done.answers, strict=True):
-                reply(answer)
+                self._answer(reply, answer)
         self._committing = False
+
+    def _answer(self, reply: Reply, answer: BatchAnswer) -> None:
+        if isinstance(answer, Committed):
+            # durable all the same where the view takes too long: a late answer would be taken for none
+            self._positions.when(
+                answer.seq, lambda: reply(answer), timeout_s=self._view_wait_s, otherwise=lambda: reply(answer)
+            )
+        else:
+            reply(answer)
+
+    def _await_position(self, command: AwaitPosition, reply: Reply) -> None:
+        try:
+            inputs.check_wait(command)
+        except RoostError as error:
+            reply(refusal(error))
+            return
+        self._positions.when(
+            command.seq,
+            lambda: reply(Reached(position=self._positions.reached)),
+            timeout_s=command.timeout_s,
+            otherwise=lambda: reply(
+                refusal(
+                    DeadlinePassed(
+                        f"the view is at event {self._positions.reached}, not yet at {command.seq}", retry_after_s=1.0
+                    )
+                )
+            ),
+        )
 
     def _next_batch(self) -> list[tuple[BatchCommand, Reply]]:
         """The oldest commands that somebody still waits for: who has given up may ask again, and must not find that
@@ -144,39 +184,3 @@ class Registrar:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def serve(settings: RegistrarSettings, stop: asyncio.Event) -> None:
-    """Serve until ``stop`` is set. Raises JournalUnavailable where another registrar writes this catalog, where it has
-    another layout, or once the journal can't be written any more; InvalidRequest for endpoints that can't be used."""
-    catalog_dir = Path(settings.catalog_dir)
-    store = BlobStore(Path(settings.store_dir))
-    with (
-        ExclusiveFolder(catalog_dir),
-        contextlib.closing(Environment.create(catalog_dir, map_bytes=settings.map_bytes)) as environment,
-        contextlib.closing(_feed(settings)) as feed,
-    ):
-        ledger = Ledger(environment, store)
-        ledger.housekeep()
-        registrar = Registrar(ledger, publish=feed.publish, batch_max=settings.batch_max)
-        responder: Responder[AnyCommand, AnyAnswer] = Responder(
-            settings.endpoint, AnyCommand, AnyAnswer, registrar.take, curve=settings.curve
-        )
-        with contextlib.closing(responder):
-            _log.info("registrar ready at %s, feed at %s", responder.endpoint, feed.endpoint)
-            await _until(stop, registrar.failed)
-            await registrar.stop()
-            await asyncio.sleep(_FLUSH_S)
-    if registrar.failed.done():
-        raise registrar.failed.result()
-
-
-def _feed(settings: RegistrarSettings) -> FeedPublisher[Event]:
-    # the time in nanoseconds is an epoch that no earlier life of this registrar has had
-    return FeedPublisher(settings.feed_endpoint, Event, epoch=time.time_ns(), curve=settings.curve)
-
-
-async def _until(stop: asyncio.Event, failed: asyncio.Future[JournalUnavailable]) -> None:
-    stopping = asyncio.ensure_future(stop.wait())
-    failed.add_done_callback(lambda _: stopping.cancel())
-    await asyncio.wait({stopping})

@@ -10,7 +10,12 @@ CurveSettings = CurveKeys
 
 
 class RegistrarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``catalog_dir`` holds LMDB, ``store_dir`` the blobs. Endpoints are ZeroMQ's: ``ipc://`` or ``tcp://``."""
+    """``catalog_dir`` holds LMDB, ``store_dir`` the blobs. Endpoints are ZeroMQ's: ``ipc://`` or ``tcp://``.
+
+    ``journal`` is empty for a journal in LMDB, which then is the catalog of one host; or a ``postgresql://`` address
+    without a password, which libpq's own means supply (PGPASSWORD, PGPASSFILE, ``~/.pgpass``). A commit there is
+    acknowledged when this host's view has it, or after ``view_wait_s`` seconds.
+    """
 
     catalog_dir: str
     store_dir: str
@@ -18,4 +23,6 @@ class RegistrarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     feed_endpoint: str
     map_bytes: int = 1 << 34
     batch_max: int = 512
+    journal: str = ""
+    view_wait_s: float = 1.0
     curve: CurveSettings | None = None

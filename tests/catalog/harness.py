@@ -8,10 +8,11 @@ from pathlib import Path
 
 import lmdb
 
+from catalog.batch import BatchAnswer, BatchCommand
 from catalog.blobs import BlobStore, Stored
 from catalog.environment import Environment
 from catalog.layout import Txn
-from catalog.ledger import BatchAnswer, BatchCommand, Ledger
+from catalog.ledger import Ledger
 from catalog.names import parse_reference
 from catalog.view import CatalogView, Resolution
 from wire.events import ArtifactFacts

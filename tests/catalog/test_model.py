@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from catalog.ledger import BatchCommand
+from catalog.batch import BatchCommand
 from catalog.replay import check_environment
 from tests.catalog.harness import BASE, Catalog, add_base, upload
 from wire.events import Split

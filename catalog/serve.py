@@ -1,0 +1,93 @@
+"""The registrar on its sockets, over a journal in LMDB or in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from wire.events import Event
+from wire.outcomes import JournalUnavailable
+from wire.registrar import AnyAnswer, AnyCommand
+from wire.sockets import FeedPublisher, Responder
+
+from .blobs import BlobStore
+from .environment import Environment
+from .exclusive import ExclusiveFolder
+from .ledger import Ledger
+from .registrar import Registrar
+from .settings import RegistrarSettings
+
+_log = logging.getLogger(__name__)
+
+# closing a socket drops what its I/O thread has not sent yet
+_FLUSH_S = 0.1
+
+
+async def serve(settings: RegistrarSettings, stop: asyncio.Event) -> None:
+    """Serve until ``stop`` is set. Raises JournalUnavailable where another registrar writes this catalog, where it has
+    another layout, or once the journal can't be written any more; InvalidRequest for endpoints that can't be used."""
+    catalog_dir = Path(settings.catalog_dir)
+    with (
+        ExclusiveFolder(catalog_dir),
+        contextlib.closing(Environment.create(catalog_dir, map_bytes=settings.map_bytes)) as environment,
+        contextlib.closing(_feed(settings)) as feed,
+    ):
+        over_journal = _over_postgres if settings.journal else _over_lmdb
+        async with over_journal(settings, environment, feed) as registrar:
+            responder: Responder[AnyCommand, AnyAnswer] = Responder(
+                settings.endpoint, AnyCommand, AnyAnswer, registrar.take, curve=settings.curve
+            )
+            with contextlib.closing(responder):
+                _log.info("registrar ready at %s, feed at %s", responder.endpoint, feed.endpoint)
+                await _until(stop, registrar.failed)
+                await registrar.stop()
+                await asyncio.sleep(_FLUSH_S)
+    if registrar.failed.done():
+        raise registrar.failed.result()
+
+
+@contextlib.asynccontextmanager
+async def _over_lmdb(
+    settings: RegistrarSettings, environment: Environment, feed: FeedPublisher[Event]
+) -> AsyncIterator[Registrar]:
+    ledger = Ledger(environment, BlobStore(Path(settings.store_dir)))
+    ledger.housekeep()
+    yield Registrar(ledger, publish=feed.publish, batch_max=settings.batch_max)
+
+
+@contextlib.asynccontextmanager
+async def _over_postgres(
+    settings: RegistrarSettings, environment: Environment, feed: FeedPublisher[Event]
+) -> AsyncIterator[Registrar]:
+    # one host alone needs neither the driver nor its start-up time
+    from .postgres.follower import Follower
+    from .postgres.ledger import PostgresLedger
+    from .postgres.local_view import LocalView
+
+    view = LocalView(environment)
+    ledger = PostgresLedger(settings.journal, BlobStore(Path(settings.store_dir)), view)
+    await asyncio.to_thread(ledger.open)
+    registrar = Registrar(ledger, publish=feed.publish, batch_max=settings.batch_max, view_wait_s=settings.view_wait_s)
+    follower = Follower(settings.journal, view, on_applied=registrar.advance, on_failed=registrar.fail)
+    following = asyncio.create_task(follower.run())
+    try:
+        yield registrar
+    finally:
+        following.cancel()
+        await asyncio.wait({following})
+        await asyncio.to_thread(ledger.close)
+
+
+def _feed(settings: RegistrarSettings) -> FeedPublisher[Event]:
+    # the time in nanoseconds is an epoch that no earlier life of this registrar has had
+    return FeedPublisher(settings.feed_endpoint, Event, epoch=time.time_ns(), curve=settings.curve)
+
+
+async def _until(stop: asyncio.Event, failed: asyncio.Future[JournalUnavailable]) -> None:
+    stopping = asyncio.ensure_future(stop.wait())
+    failed.add_done_callback(lambda _: stopping.cancel())
+    await asyncio.wait({stopping})
