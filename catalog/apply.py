@@ -21,7 +21,7 @@ from wire.events import (
 )
 from wire.outcomes import JournalUnavailable
 
-from .layout import digest_key, number_key, numbered_prefix, short_number_key, text_key
+from .layout import digest_key, numbered_prefix, short_number_key, text_key
 from .names import STABLE
 from .records import Arm, ArtifactRecord, BaseRecord, KeyRecord, PolicyRecord, RevisionRecord, RouteRecord
 from .snapshot import Snapshot
@@ -37,8 +37,8 @@ def append(view: Snapshot, event: Event) -> None:
     """
     if event.seq != view.position() + 1:
         raise JournalUnavailable(f"event {event.seq} can't follow event {view.position()} of the journal")
-    view.tables.journal.put(view.txn, number_key(event.seq), event, append=True)
     body = event.body
+    view.tables.journal.append(view.txn, event, previous=view.last_seq(getattr(body, "policy", "")))
     match body:
         case BaseAdded():
             _add_base(view, event, body)
@@ -98,11 +98,10 @@ def _publish(view: Snapshot, event: Event, body: RevisionPublished) -> PolicyRec
 
 
 def _put_policy(view: Snapshot, event: Event, record: PolicyRecord) -> None:
-    """Write the policy one version on, with the route that follows from it and its line of history."""
+    """Write the policy one version on, its history up to ``event``, with the route that follows from it."""
     name = text_key(record.policy)
-    view.tables.policies.put(view.txn, name, replace(record, version=record.version + 1))
+    view.tables.policies.put(view.txn, name, replace(record, version=record.version + 1, seq=event.seq))
     view.tables.routes.put(view.txn, name, _route(view, event, record))
-    view.tables.history.put(view.txn, numbered_prefix(record.policy) + short_number_key(event.seq), None)
 
 
 def _route(view: Snapshot, event: Event, record: PolicyRecord) -> RouteRecord:

@@ -14,7 +14,16 @@ from wire.events import ChannelMoved, Event, PolicyCreated, RecordKind, Revision
 from wire.outcomes import JournalUnavailable
 
 from .packing import form_of
-from .records import ArtifactRecord, BaseRecord, KeyRecord, PolicyRecord, RetainedRecord, RevisionRecord, RouteRecord
+from .records import (
+    ArtifactRecord,
+    BaseRecord,
+    KeyRecord,
+    PolicyRecord,
+    PolicyTrail,
+    RetainedRecord,
+    RevisionRecord,
+    RouteRecord,
+)
 
 # Raised whenever a reader of the former layout would misread the new one.
 LAYOUT_VERSION = 2
@@ -22,6 +31,7 @@ LAYOUT_KEY = b"layout"
 # LMDB's compiled-in bound: a longer key names nothing.
 MAX_KEY_BYTES = 511
 _MAX_NUMBER = (1 << 63) - 1
+_EVENT_FIELDS = len(Event.__struct_fields__)
 # what the commonest events are called on disk; the others go by their names
 TAGS: Mapping[type, int | str] = {PolicyCreated: 1, RevisionPublished: 2, ChannelMoved: 3}
 
@@ -157,10 +167,44 @@ class PackedTable(Table[R]):
         """Put in again what ``_strip`` took."""
 
 
+class JournalTable(PackedTable[Event]):
+    """Events by number, each with the position of the event before it of the same policy."""
+
+    __slots__ = ()
+
+    def append(self, txn: Txn, event: Event, *, previous: int) -> None:
+        """``previous`` is 0 for the first event of a policy, and for one that concerns none."""
+        values = self._form.pack(event)
+        if previous:
+            values.append(previous)
+        txn.put(number_key(event.seq), self._encode(values), db=self.handle, append=True)
+
+    def linked(self, txn: Txn, seq: int) -> tuple[Event, int] | None:
+        """The event at ``seq`` and the position of the one before it; None where the journal has none there."""
+        raw = txn.get(number_key(seq), db=self.handle)
+        if raw is None:
+            return None
+        values = self._decode(raw)
+        event: Event = self._form.unpack(values[:_EVENT_FIELDS])
+        return event, values[_EVENT_FIELDS] if len(values) > _EVENT_FIELDS else 0
+
+    def _restore(self, txn: Txn, key: bytes, values: list[Any]) -> None:
+        del values[_EVENT_FIELDS:]
+
+
 class PolicyTable(PackedTable[PolicyRecord]):
     """A policy's name is its key."""
 
-    __slots__ = ()
+    __slots__ = ("_decode_trail",)
+
+    def __init__(self, name: str, handle: lmdb._Database) -> None:
+        super().__init__(name, PolicyRecord, handle)
+        self._decode_trail = msgspec.msgpack.Decoder(PolicyTrail).decode
+
+    def last_seq(self, txn: Txn, key: bytes) -> int:
+        """Where the policy's last event is; 0 where there is no such policy."""
+        raw = txn.get(key, db=self.handle) if 0 < len(key) <= MAX_KEY_BYTES else None
+        return 0 if raw is None else self._decode_trail(raw).seq
 
     def _strip(self, values: list[Any]) -> None:
         values[0] = None
@@ -230,7 +274,7 @@ class Tables:
     """All databases of the environment, beside ``meta``.
 
     ========== ============================ ==========================================================
-    journal    sequence number              the event
+    journal    sequence number              the event, and the number of the one before it of the same policy
     bases      name                         BaseRecord
     policies   tenant/name                  PolicyRecord
     revisions  tenant/name, 0, short number RevisionRecord
@@ -239,7 +283,6 @@ class Tables:
     routes     tenant/name                  RouteRecord
     keys       sha256 of the secret         KeyRecord
     key_ids    key id                       sha256 of the secret
-    history    tenant/name, 0, short number nothing: the sequence number of an event in the journal
     forwards   a former tenant/name         the name that it stands for
     by_base    base, 0, tenant/name         nothing
     by_label   key=value, 0, tenant/name    nothing
@@ -249,16 +292,15 @@ class Tables:
     ========== ============================ ==========================================================
     """
 
-    journal: Table[Event]
+    journal: JournalTable
     bases: Table[BaseRecord]
-    policies: Table[PolicyRecord]
+    policies: PolicyTable
     revisions: Table[RevisionRecord]
     artifacts: Table[ArtifactRecord]
     former_artifacts: Table[list[Any]]
     routes: Table[RouteRecord]
     keys: Table[KeyRecord]
     key_ids: Table[str]
-    history: Table[None]
     forwards: Table[str]
     by_base: Table[None]
     by_label: Table[None]
@@ -283,16 +325,15 @@ class Tables:
         former = table("former_artifacts", list[Any])
         artifacts = ArtifactTable("artifacts", handle("artifacts"), former.handle)
         return cls(
-            journal=PackedTable("journal", Event, handle("journal")),
+            journal=JournalTable("journal", Event, handle("journal")),
             bases=table("bases", BaseRecord),
-            policies=PolicyTable("policies", PolicyRecord, handle("policies")),
+            policies=PolicyTable("policies", handle("policies")),
             revisions=RevisionTable("revisions", handle("revisions"), artifacts),
             artifacts=artifacts,
             former_artifacts=former,
             routes=table("routes", RouteRecord),
             keys=table("keys", KeyRecord),
             key_ids=table("key_ids", str),
-            history=table("history", type(None)),
             forwards=table("forwards", str),
             by_base=table("by_base", type(None)),
             by_label=table("by_label", type(None)),

@@ -27,7 +27,7 @@ class PolicyRecord(Record, frozen=True):
 
     ``version`` counts the events of the policy and starts at 1. A channel with an empty target follows ``latest``;
     ``stable`` is always among the channels, ``latest`` never. ``seeds`` has those of the channels that are split, but
-    for seed 0. ``former`` are the names that forward to it.
+    for seed 0. ``former`` are the names that forward to it. ``seq`` is the position of its last event.
     """
 
     policy: str
@@ -37,10 +37,24 @@ class PolicyRecord(Record, frozen=True):
     channels: dict[str, tuple[Split, ...]]
     retired: bool
     created_ms: int
+    seq: int = 0
     seeds: dict[str, int] = {}
     labels: dict[str, str] = {}
     former: tuple[str, ...] = ()
     retention: Retention | None = None
+
+
+class PolicyTrail(Record, frozen=True):
+    """Of a policy's packed record, where its last event is; what comes before that is not decoded."""
+
+    policy: msgspec.Raw
+    base: msgspec.Raw
+    latest: msgspec.Raw
+    version: msgspec.Raw
+    channels: msgspec.Raw
+    retired: msgspec.Raw
+    created_ms: msgspec.Raw
+    seq: int = 0
 
 
 class RevisionRecord(Record, frozen=True):

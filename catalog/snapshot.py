@@ -92,6 +92,11 @@ class Snapshot:
         scan = self.tables.revisions.scan(self.txn, prefix=prefix, after=prefix + short_number_key(after))
         return [record for _, record in islice(scan, limit)]
 
+    def all_revisions(self, policy: str) -> Iterator[RevisionRecord]:
+        """In the order of numbers."""
+        for _, record in self.tables.revisions.scan(self.txn, prefix=numbered_prefix(policy)):
+            yield record
+
     def retained(self, policy: str) -> list[RetainedRecord]:
         """The training records that the policy keeps hold of: checkpoints first, each kind oldest first."""
         prefix = numbered_prefix(policy)
@@ -127,14 +132,17 @@ class Snapshot:
             yield event
 
     def history(self, policy: str) -> list[Event]:
-        """The events of one policy, oldest first."""
-        prefix = numbered_prefix(policy)
+        """The events of one policy that the journal still holds, oldest first; under whatever name it had then."""
         events = []
-        for key, _ in self.tables.history.scan(self.txn, prefix=prefix):
-            event = self.tables.journal.get(self.txn, number_key(int.from_bytes(key[len(prefix) + 1 :], "big")))
-            if event is not None:
-                events.append(event)
-        return events
+        seq = self.last_seq(policy)
+        while seq and (found := self.tables.journal.linked(self.txn, seq)) is not None:
+            event, seq = found
+            events.append(event)
+        return events[::-1]
+
+    def last_seq(self, policy: str) -> int:
+        """The position of the policy's last event; 0 where there is no such policy."""
+        return self.tables.policies.last_seq(self.txn, text_key(policy))
 
     def _indexed(self, table: Table[None], head: bytes, prefix: str, after: str) -> Iterator[str]:
         start = head + text_key(after) if after else None

@@ -25,8 +25,8 @@ def published(catalog: Catalog) -> Catalog:
 def test_an_untouched_view_is_what_the_journal_makes(published: Catalog, tmp_path: Path) -> None:
     replay = check_environment(published.environment, tmp_path)
     assert (replay.events, replay.differences) == (4, ())
-    # four events and their rows: a base, a policy, two revisions, two artifacts, a route, three lines of history
-    assert replay.rows == 4 + 1 + 1 + 2 + 2 + 1 + 3
+    # four events and their rows: a base, a policy, two revisions, two artifacts, a route
+    assert replay.rows == 4 + 1 + 1 + 2 + 2 + 1
 
 
 def test_a_catalog_may_be_checked_by_its_folder(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_changed_record_is_found(published: Catalog) -> None:
     assert difference == f"policies '{POLICY}' is not what the journal makes of it"
 
 
-@pytest.mark.parametrize("table", ["routes", "revisions", "artifacts", "history"])
+@pytest.mark.parametrize("table", ["routes", "revisions", "artifacts"])
 def test_a_lost_record_is_found(published: Catalog, table: str) -> None:
     handle = published.environment.tables.named()[table]
     with published.environment.begin(write=True) as txn:
