@@ -15,12 +15,15 @@ from wire.outcomes import JournalUnavailable
 
 from .packing import form_of
 from .records import (
+    Arm,
+    ArtifactHead,
     ArtifactRecord,
     BaseRecord,
     KeyRecord,
     PolicyRecord,
     PolicyTrail,
     RetainedRecord,
+    RevisionHead,
     RevisionRecord,
     RouteRecord,
 )
@@ -31,6 +34,12 @@ LAYOUT_KEY = b"layout"
 # LMDB's compiled-in bound: a longer key names nothing.
 MAX_KEY_BYTES = 511
 _MAX_NUMBER = (1 << 63) - 1
+# by how many fields end with it
+_ROUTE_DEFAULTS: Mapping[int, object] = {
+    place: field.default_factory()
+    for place, field in enumerate(msgspec.structs.fields(RouteRecord), start=1)
+    if field.default_factory is not msgspec.NODEFAULT
+}
 _EVENT_FIELDS = len(Event.__struct_fields__)
 # what the commonest events are called on disk; the others go by their names
 TAGS: Mapping[type, int | str] = {PolicyCreated: 1, RevisionPublished: 2, ChannelMoved: 3}
@@ -134,6 +143,21 @@ class Table(Generic[R]):
 
     def _write(self, record: R) -> bytes:
         return self._encode(record)
+
+
+class RouteTable(Table[RouteRecord]):
+    """Routes, without the fields at their end that have their defaults."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, handle: lmdb._Database) -> None:
+        super().__init__(name, RouteRecord, handle)
+
+    def _write(self, record: RouteRecord) -> bytes:
+        values = list(msgspec.structs.astuple(record))
+        while (count := len(values)) in _ROUTE_DEFAULTS and values[-1] == _ROUTE_DEFAULTS[count]:
+            values.pop()
+        return self._encode(values)
 
 
 class PackedTable(Table[R]):
@@ -246,27 +270,43 @@ class ArtifactTable(PackedTable[ArtifactRecord]):
 
 class RevisionTable(PackedTable[RevisionRecord]):
     """A revision's policy and number are its key, and of its artifact the digest is enough: its facts are in a table
-    of their own."""
+    of their own. What a request needs comes first."""
 
-    __slots__ = ("_artifacts",)
+    __slots__ = ("_artifacts", "_decode_artifact", "_decode_head")
 
     def __init__(self, name: str, handle: lmdb._Database, artifacts: ArtifactTable) -> None:
         super().__init__(name, RevisionRecord, handle)
         self._artifacts = artifacts
+        self._decode_head = msgspec.msgpack.Decoder(RevisionHead).decode
+        self._decode_artifact = msgspec.msgpack.Decoder(ArtifactHead).decode
+
+    def arm(self, txn: Txn, key: bytes, number: int) -> tuple[Arm, int] | None:
+        """A revision as a request needs it, and when it was retired (0: it was not)."""
+        raw = txn.get(key, db=self.handle) if len(key) <= MAX_KEY_BYTES else None
+        if raw is None:
+            return None
+        head = self._decode_head(raw)
+        artifact = txn.get(head.digest, db=self._artifacts.handle)
+        if artifact is None:
+            found = self._read(txn, key, raw).artifact
+            return Arm(number, head.digest, found.size, found.rank, found.targets), head.retired_ms
+        facts = self._decode_artifact(artifact).facts
+        return Arm(number, head.digest, facts.size, facts.rank, facts.targets), head.retired_ms
 
     def _strip(self, values: list[Any]) -> None:
-        values[0] = values[1] = None
-        values[2] = values[2][0]
+        _, _, facts, provenance, actor, published_ms, seq, *later = values
+        retired_ms, *later = later or (0,)
+        values[:] = [facts[0], retired_ms, provenance, actor, published_ms, seq, *later]
 
     def _restore(self, txn: Txn, key: bytes, values: list[Any]) -> None:
         policy, _, number = key.partition(b"\0")
-        values[0], values[1] = policy.decode(), int.from_bytes(number[1:], "big")
-        digest = values[2]
+        digest, retired_ms, provenance, actor, published_ms, seq, *later = values
         facts = self._artifacts.facts(txn, digest)
         if facts is None:
-            raise JournalUnavailable(f"the catalog has lost artifact {digest.hex()} of {values[0]}@{values[1]}")
+            raise JournalUnavailable(f"the catalog has lost artifact {digest.hex()} of {policy!r}")
         facts[0] = digest
-        values[2] = facts
+        head = [policy.decode(), int.from_bytes(number[1:], "big"), facts]
+        values[:] = [*head, provenance, actor, published_ms, seq, retired_ms, *later]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -295,7 +335,7 @@ class Tables:
     journal: JournalTable
     bases: Table[BaseRecord]
     policies: PolicyTable
-    revisions: Table[RevisionRecord]
+    revisions: RevisionTable
     artifacts: Table[ArtifactRecord]
     former_artifacts: Table[list[Any]]
     routes: Table[RouteRecord]
@@ -331,7 +371,7 @@ class Tables:
             revisions=RevisionTable("revisions", handle("revisions"), artifacts),
             artifacts=artifacts,
             former_artifacts=former,
-            routes=table("routes", RouteRecord),
+            routes=RouteTable("routes", handle("routes")),
             keys=table("keys", KeyRecord),
             key_ids=table("key_ids", str),
             forwards=table("forwards", str),

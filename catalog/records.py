@@ -6,6 +6,8 @@ import msgspec
 
 from wire.events import ArtifactFacts, Provenance, Retention, Scope, Split, TrainingRecord
 
+from .names import STABLE
+
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
     """Base of all records of the view."""
@@ -70,6 +72,13 @@ class RevisionRecord(Record, frozen=True):
     retired_ms: int = 0
 
 
+class RevisionHead(Record, frozen=True):
+    """Of a revision's packed record, what a request needs."""
+
+    digest: bytes
+    retired_ms: int
+
+
 class ArtifactRecord(Record, frozen=True):
     """A revision file that at least one event names. ``seq`` is the first such event.
 
@@ -81,6 +90,21 @@ class ArtifactRecord(Record, frozen=True):
     seq: int
     revisions: int = 1
     condemned_ms: int = 0
+
+
+class FactsHead(Record, frozen=True):
+    """Of an artifact's packed facts, what a request needs."""
+
+    digest: None
+    size: int
+    rank: int
+    targets: tuple[str, ...]
+
+
+class ArtifactHead(Record, frozen=True):
+    """Of an artifact's packed record, what a request needs."""
+
+    facts: FactsHead
 
 
 class RetainedRecord(Record, frozen=True):
@@ -129,5 +153,5 @@ class RouteRecord(RouteHead, frozen=True):
     """
 
     latest: Arm | None
-    channels: dict[str, tuple[Arm, ...]]
+    channels: dict[str, tuple[Arm, ...]] = msgspec.field(default_factory=lambda: {STABLE: ()})
     seeds: dict[str, int] = {}

@@ -20,6 +20,7 @@ from .layout import (
     text_key,
 )
 from .records import (
+    Arm,
     ArtifactRecord,
     BaseRecord,
     KeyRecord,
@@ -85,6 +86,10 @@ class Snapshot:
 
     def revision(self, policy: str, number: int) -> RevisionRecord | None:
         return self.tables.revisions.get(self.txn, numbered_prefix(policy) + short_number_key(number))
+
+    def arm(self, policy: str, number: int) -> tuple[Arm, int] | None:
+        """A revision as a request needs it, and when it was retired (Unix time in ms; 0: it was not)."""
+        return self.tables.revisions.arm(self.txn, numbered_prefix(policy) + short_number_key(number), number)
 
     def revisions(self, policy: str, *, after: int, limit: int) -> list[RevisionRecord]:
         """In the order of numbers, those above ``after``."""

@@ -14,7 +14,7 @@ from wire.events import Event
 from wire.outcomes import JournalUnavailable, NotFound, Retired
 
 from .environment import Environment
-from .layout import digest_key, text_key
+from .layout import text_key
 from .names import LATEST, Reference
 from .records import Arm, ArtifactRecord, BaseRecord, KeyRecord, PolicyRecord, RevisionRecord, RouteHead, RouteRecord
 from .snapshot import Snapshot
@@ -146,11 +146,13 @@ def _live(ref: Reference, route: R | None) -> R:
 
 
 def _numbered_arm(snapshot: Snapshot, ref: Reference) -> Arm:
-    record = snapshot.revision(ref.policy, ref.revision)
-    if record is None:
+    found = snapshot.arm(ref.policy, ref.revision)
+    if found is None:
         raise NotFound(f"policy {ref.policy} has no revision {ref.revision}", field="model")
-    facts = record.artifact
-    return Arm(ref.revision, digest_key(facts.digest), facts.size, facts.rank, facts.targets)
+    arm, retired_ms = found
+    if retired_ms:
+        raise Retired(f"revision {ref.policy}@{ref.revision} is retired", field="model")
+    return arm
 
 
 def _channel_arm(route: RouteRecord, ref: Reference, selector: bytes) -> Arm:
