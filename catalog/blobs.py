@@ -27,6 +27,8 @@ from .names import shown
 _DIGEST_RE = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _BLOB_MODE = 0o444
 _READ_BYTES = 1 << 20
+# large enough for a disk, small enough to notice soon that a reader gave up
+_FILL_BYTES = 4 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -47,15 +49,23 @@ class Swept(msgspec.Struct, frozen=True):
         return Swept(self.removed + other.removed, self.bytes + other.bytes)
 
 
+def is_digest(text: str) -> bool:
+    """Whether ``text`` is a blake3 digest in lower-case hex."""
+    return _DIGEST_RE.fullmatch(text) is not None
+
+
 def check_digest(text: str, field: str = "digest") -> str:
     """``text`` if it is a blake3 digest in lower-case hex. Raises InvalidRequest."""
-    if _DIGEST_RE.fullmatch(text) is None:
+    if not is_digest(text):
         raise InvalidRequest(f"{field} {shown(text)} is not a digest: expected 64 lower-case hex digits", field=field)
     return text
 
 
 class BlobStore:
     """A content-addressed folder, shared by any number of processes. ``now`` is the clock that file ages go by."""
+
+    # a look into a folder takes no time that is worth saving
+    look = None
 
     def __init__(self, root: Path, *, now: Callable[[], float] = time.time) -> None:
         self.root = root
@@ -70,9 +80,9 @@ class BlobStore:
             _fsync_folder(root)
             _fsync_folder(root.parent)
 
-    def writer(self) -> BlobWriter:
-        """A new partial file, as a context manager. Raises StorageFull."""
-        return BlobWriter(self, self._partial / secrets.token_hex(16))
+    def writer(self, announced: str | None = None) -> BlobWriter:
+        """A new partial file, as a context manager; ``announced`` is the digest to expect. Raises StorageFull."""
+        return BlobWriter(self, self._partial / secrets.token_hex(16), announced)
 
     def path(self, digest: str) -> Path:
         """Where the blob is or would be. Raises InvalidRequest for anything that is no digest."""
@@ -87,6 +97,23 @@ class BlobStore:
                 return path.stat().st_size
             except FileNotFoundError:
                 return None
+
+    @contextlib.contextmanager
+    def open(self, digest: str) -> Iterator[BlobSource]:
+        """A blob to be read into memory. Raises ArtifactUnavailable where it can't be read."""
+        try:
+            file = os.open(self.path(digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise ArtifactUnavailable(f"artifact {digest} can't be read: {error.strerror}") from error
+        try:
+            yield BlobSource(file, digest)
+        finally:
+            os.close(file)
+
+    @contextlib.contextmanager
+    def as_file(self, digest: str) -> Iterator[Path]:
+        """The blob itself, for a block that looks into it. Whether it is of its digest is not looked at."""
+        yield self.path(digest)
 
     def verify(self, digest: str) -> None:
         """Read all of the blob. Raises ArtifactUnavailable where it is missing, unreadable or not of its digest."""
@@ -142,7 +169,7 @@ class BlobStore:
 
     def _sweep_folder(self, folder: str, named: Callable[[str], bool], limit: float) -> Iterator[int]:
         for entry in list(os.scandir(folder)):
-            if _DIGEST_RE.fullmatch(entry.name) is None or named(entry.name):
+            if not is_digest(entry.name) or named(entry.name):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 if entry.stat().st_mtime <= limit and self._remove(Path(entry.path), limit):
@@ -164,12 +191,43 @@ class BlobStore:
         return True
 
 
+class BlobSource:
+    """A blob that is open. ``size`` in bytes."""
+
+    def __init__(self, file: int, digest: str) -> None:
+        self._file = file
+        self._digest = digest
+        self.size = os.fstat(file).st_size
+
+    def fill(self, view: memoryview, given_up: Callable[[], bool]) -> str | None:
+        """Fill ``view`` (``size`` bytes) and return the digest of what is in it then; None if it was given up.
+
+        Raises ArtifactUnavailable.
+        """
+        hasher = blake3()
+        at = 0
+        with _storage(f"read artifact {self._digest}"):
+            while at < len(view):
+                if given_up():
+                    return None
+                with view[at : at + _FILL_BYTES] as rest:
+                    count = os.readv(self._file, [rest])
+                if count == 0:
+                    # it shrank: the digest will tell
+                    break
+                with view[at : at + count] as arrived:
+                    hasher.update(arrived)
+                at += count
+        return hasher.hexdigest()
+
+
 class BlobWriter:
     """One upload. Nothing of it remains unless ``commit`` returned. Not for use from two threads at once."""
 
-    def __init__(self, store: BlobStore, partial: Path) -> None:
+    def __init__(self, store: BlobStore, partial: Path, announced: str | None = None) -> None:
         self._store = store
         self._partial = partial
+        self._announced = None if announced is None else check_digest(announced)
         self._hasher = blake3()
         self._size = 0
         with _storage("begin an artifact"):
@@ -193,13 +251,14 @@ class BlobWriter:
                 rest = rest[os.write(self._fd, rest) :]
 
     def commit(self, expected_digest: str | None = None) -> Stored:
-        """Make the bytes a blob, durably. Raises ArtifactUnavailable where they are not of ``expected_digest``,
-        InvalidRequest where that is no digest, and StorageFull; then nothing is left behind."""
+        """Make the bytes a blob, durably. Raises ArtifactUnavailable where they are not of ``expected_digest`` (or
+        of the announced one), InvalidRequest where that is no digest, and StorageFull; then nothing is left behind."""
         digest: str = self._hasher.hexdigest()
+        expected = expected_digest if expected_digest is not None else self._announced
         try:
-            if expected_digest is not None and check_digest(expected_digest) != digest:
+            if expected is not None and check_digest(expected) != digest:
                 raise ArtifactUnavailable(
-                    f"the bytes have digest {digest}, not {expected_digest} as announced", field="digest"
+                    f"the bytes have digest {digest}, not {expected} as announced", field="digest"
                 )
             with _storage("store an artifact"):
                 os.fchmod(self._fd, _BLOB_MODE)

@@ -14,8 +14,9 @@ from wire.outcomes import JournalUnavailable, StorageFull
 from wire.registrar import CollectOrphans, ReadJournal
 
 from . import inputs
+from .artifacts import RegistrarStore
 from .batch import Batch, BatchAnswer, BatchCommand, clock_ms, read_journal, refusal, write
-from .blobs import BlobStore, Swept
+from .blobs import Swept
 from .environment import Environment
 from .layout import Txn
 from .snapshot import Snapshot
@@ -34,7 +35,7 @@ class Ledger:
     def __init__(
         self,
         environment: Environment,
-        store: BlobStore,
+        store: RegistrarStore,
         *,
         now_ms: Callable[[], int] = clock_ms,
         commit: Callable[[Txn], None] = lmdb.Transaction.commit,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from wire.events import Event
@@ -14,11 +14,12 @@ from wire.outcomes import JournalUnavailable
 from wire.registrar import AnyAnswer, AnyCommand
 from wire.sockets import FeedPublisher, Responder
 
-from .blobs import BlobStore
+from .artifacts import RegistrarStore, registrar_store
 from .environment import Environment
 from .exclusive import ExclusiveFolder
 from .ledger import Ledger
-from .registrar import Registrar
+from .lookahead import Lookahead
+from .registrar import Registrar, Reply
 from .settings import RegistrarSettings
 
 _log = logging.getLogger(__name__)
@@ -31,15 +32,16 @@ async def serve(settings: RegistrarSettings, stop: asyncio.Event) -> None:
     """Serve until ``stop`` is set. Raises JournalUnavailable where another registrar writes this catalog, where it has
     another layout, or once the journal can't be written any more; InvalidRequest for endpoints that can't be used."""
     catalog_dir = Path(settings.catalog_dir)
+    store = registrar_store(Path(settings.store_dir), settings.store)
     with (
         ExclusiveFolder(catalog_dir),
         contextlib.closing(Environment.create(catalog_dir, map_bytes=settings.map_bytes)) as environment,
         contextlib.closing(_feed(settings)) as feed,
     ):
         over_journal = _over_postgres if settings.journal else _over_lmdb
-        async with over_journal(settings, environment, feed) as registrar:
+        async with over_journal(settings, store, environment, feed) as registrar, _looking(store, registrar) as take:
             responder: Responder[AnyCommand, AnyAnswer] = Responder(
-                settings.endpoint, AnyCommand, AnyAnswer, registrar.take, curve=settings.curve
+                settings.endpoint, AnyCommand, AnyAnswer, take, curve=settings.curve
             )
             with contextlib.closing(responder):
                 _log.info("registrar ready at %s, feed at %s", responder.endpoint, feed.endpoint)
@@ -52,16 +54,16 @@ async def serve(settings: RegistrarSettings, stop: asyncio.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def _over_lmdb(
-    settings: RegistrarSettings, environment: Environment, feed: FeedPublisher[Event]
+    settings: RegistrarSettings, store: RegistrarStore, environment: Environment, feed: FeedPublisher[Event]
 ) -> AsyncIterator[Registrar]:
-    ledger = Ledger(environment, BlobStore(Path(settings.store_dir)))
+    ledger = Ledger(environment, store)
     ledger.housekeep()
     yield Registrar(ledger, publish=feed.publish, batch_max=settings.batch_max)
 
 
 @contextlib.asynccontextmanager
 async def _over_postgres(
-    settings: RegistrarSettings, environment: Environment, feed: FeedPublisher[Event]
+    settings: RegistrarSettings, store: RegistrarStore, environment: Environment, feed: FeedPublisher[Event]
 ) -> AsyncIterator[Registrar]:
     # one host alone needs neither the driver nor its start-up time
     from .postgres.follower import Follower
@@ -69,7 +71,7 @@ async def _over_postgres(
     from .postgres.local_view import LocalView
 
     view = LocalView(environment)
-    ledger = PostgresLedger(settings.journal, BlobStore(Path(settings.store_dir)), view)
+    ledger = PostgresLedger(settings.journal, store, view)
     await asyncio.to_thread(ledger.open)
     registrar = Registrar(ledger, publish=feed.publish, batch_max=settings.batch_max, view_wait_s=settings.view_wait_s)
     follower = Follower(settings.journal, view, on_applied=registrar.advance, on_failed=registrar.fail)
@@ -80,6 +82,19 @@ async def _over_postgres(
         following.cancel()
         await asyncio.wait({following})
         await asyncio.to_thread(ledger.close)
+
+
+@contextlib.asynccontextmanager
+async def _looking(store: RegistrarStore, registrar: Registrar) -> AsyncIterator[Callable[[AnyCommand, Reply], None]]:
+    """What takes commands: the registrar itself, or what looks into a remote store before it."""
+    if store.look is None:
+        yield registrar.take
+        return
+    lookahead = Lookahead(registrar.take, store.look)
+    try:
+        yield lookahead.take
+    finally:
+        await lookahead.close()
 
 
 def _feed(settings: RegistrarSettings) -> FeedPublisher[Event]:

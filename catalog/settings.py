@@ -6,11 +6,14 @@ import msgspec
 
 from wire.curve import CurveKeys
 
+from .artifacts import OWN_FOLDER, StoreLocation
+
 CurveSettings = CurveKeys
 
 
 class RegistrarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``catalog_dir`` holds LMDB, ``store_dir`` the blobs. Endpoints are ZeroMQ's: ``ipc://`` or ``tcp://``.
+    """``catalog_dir`` holds LMDB, ``store_dir`` the artifacts unless ``store`` says where. Endpoints are ZeroMQ's:
+    ``ipc://`` or ``tcp://``.
 
     ``journal`` is empty for a journal in LMDB, which then is the catalog of one host; or a ``postgresql://`` address
     without a password, which libpq's own means supply (PGPASSWORD, PGPASSFILE, ``~/.pgpass``). A commit there is
@@ -25,4 +28,5 @@ class RegistrarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     batch_max: int = 512
     journal: str = ""
     view_wait_s: float = 1.0
+    store: StoreLocation = OWN_FOLDER
     curve: CurveSettings | None = None

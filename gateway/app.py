@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from catalog.blobs import BlobStore
+from catalog.artifacts import open_store
 from catalog.client import RegistrarClient
 
 from .accesslog import AccessLog, write_to
@@ -105,7 +105,7 @@ class Gateway:
                 gateway=settings.name,
                 catalog=self._catalog,
                 registrar=self._registrar,
-                store=BlobStore(Path(settings.store_dir)),
+                store=open_store(Path(settings.store_dir), settings.store),
                 nodes=self.nodes,
                 authenticator=authenticator,
                 collector=GatewayCollector(self.metrics, self.nodes, self._dropped),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from catalog.artifacts import OWN_FOLDER, StoreLocation
 from catalog.settings import CurveSettings
 
 
@@ -19,7 +20,8 @@ class NodeAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sizes in bytes, times in seconds. ``anonymous`` lets requests without a key in (loopback only).
 
-    ``access_log`` writes a JSON line a request to standard output.
+    ``store_dir`` holds the artifacts unless ``store`` says where. ``access_log`` writes a JSON line a request
+    to standard output.
     """
 
     name: str
@@ -38,4 +40,5 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     head_timeout_s: float = 15.0
     max_connections: int = 16384
     access_log: bool = True
+    store: StoreLocation = OWN_FOLDER
     curve: CurveSettings | None = None

@@ -1,28 +1,22 @@
-"""From the store's folder into the arena, verified on arrival."""
+"""From the store into the arena, verified on arrival."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from blake3 import blake3
-
-from catalog.blobs import BlobStore
-from wire.outcomes import ArtifactUnavailable, DeadlinePassed, RoostError
+from catalog.artifacts import ArtifactStore
+from wire.outcomes import ArtifactUnavailable, DeadlinePassed
 
 from .arena import Arena
 from .extents import Extent
-
-# large enough for a disk, small enough to notice soon that the fetch was given up
-_CHUNK_BYTES = 4 << 20
 
 
 class Fetcher:
     """Fetches in threads, at most ``workers`` at once."""
 
-    def __init__(self, store: BlobStore, arena: Arena, *, workers: int, timeout_s: float) -> None:
+    def __init__(self, store: ArtifactStore, arena: Arena, *, workers: int, timeout_s: float) -> None:
         self._store = store
         self._arena = arena
         self._timeout_s = timeout_s
@@ -49,44 +43,15 @@ class Fetcher:
         self._threads.shutdown(cancel_futures=True)
 
     def _fill(self, digest: str, extent: Extent, given_up: threading.Event) -> None:
-        path = self._store.path(digest)
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError as error:
-            raise ArtifactUnavailable(f"artifact {digest} can't be read: {error.strerror}") from error
-        try:
-            size = os.fstat(file).st_size
-            if size != extent.length:
-                raise ArtifactUnavailable(f"artifact {digest} has {size} bytes in the store, not {extent.length}")
+        with self._store.open(digest) as source:
+            if source.size != extent.length:
+                raise ArtifactUnavailable(
+                    f"artifact {digest} has {source.size} bytes in the store, not {extent.length}"
+                )
             with self._arena.begin(extent) as view:
-                found = _copy(file, view, given_up)
-        except RoostError:
-            # some of ours are OSErrors too, and say more than this one would
-            raise
-        except OSError as error:
-            raise ArtifactUnavailable(f"artifact {digest} can't be read: {error.strerror}") from error
-        finally:
-            os.close(file)
+                found = source.fill(view, given_up.is_set)
         if found is None:
             raise DeadlinePassed(f"artifact {digest} did not come within {self._timeout_s:g} s")
         if found != digest:
             raise ArtifactUnavailable(f"artifact {digest} is corrupt in the store: its bytes have digest {found}")
         self._arena.seal(extent, digest)
-
-
-def _copy(file: int, view: memoryview, given_up: threading.Event) -> str | None:
-    """Copy all of ``file`` into ``view``; the digest of what is in the arena then, or None if it was given up."""
-    hasher = blake3()
-    at = 0
-    while at < len(view):
-        if given_up.is_set():
-            return None
-        with view[at : at + _CHUNK_BYTES] as rest:
-            count = os.readv(file, [rest])
-        if count == 0:
-            # it shrank: the digest will tell
-            break
-        with view[at : at + count] as arrived:
-            hasher.update(arrived)
-        at += count
-    return hasher.hexdigest()

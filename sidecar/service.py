@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.interface import EngineBackend
-from catalog.blobs import BlobStore
+from catalog.artifacts import open_store
 from wire.node import (
     Acquire,
     AnswerOfNode,
@@ -69,7 +69,7 @@ class Sidecar:
         )
         self.arena = Arena(segment_name(settings.node, settings.run_dir), settings.arena_bytes)
         self._fetcher = Fetcher(
-            BlobStore(Path(settings.store_dir)),
+            open_store(Path(settings.store_dir), settings.store),
             self.arena,
             workers=settings.loads_in_flight + 1,
             timeout_s=settings.load_timeout_s,

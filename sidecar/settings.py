@@ -5,11 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from backends.interface import EngineSettings
+from catalog.artifacts import OWN_FOLDER, StoreLocation
 from catalog.settings import CurveSettings
 
 
 class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes in bytes, times in seconds. ``run_dir`` holds what outlives the sidecar (engine records, adapter folders).
+    """Sizes in bytes, times in seconds. ``store_dir`` holds the artifacts unless ``store`` says where;
+    ``run_dir`` holds what outlives the sidecar (engine records, adapter folders).
 
     A load that found no slot or no room for ``slot_age_bound_s`` may take them from residents: a slot gets no new
     leases until it is free. An adapter whose lease was lost (its gateway fell silent) stays ``lost_lease_hold_s`` more
@@ -35,4 +37,5 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     slot_age_bound_s: float = 5.0
     lost_lease_hold_s: float = 60.0
     registrar_feed: str = ""
+    store: StoreLocation = OWN_FOLDER
     curve: CurveSettings | None = None

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from catalog.blobs import BlobWriter, Stored, check_digest
+from catalog.artifacts import ArtifactStore, ArtifactWriter
+from catalog.blobs import Stored, check_digest
 from catalog.names import check_base
 from catalog.view import CatalogView
 from packer.revision import RevisionFile, check_fit
@@ -41,7 +42,8 @@ class NewRevision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def has_artifact(request: web.Request) -> web.Response:
     """200 where the store has the file, else 404: a client need not upload what is there."""
     require(request, Scope.PUBLISH)
-    size = services(request).store.size(check_digest(request.match_info["digest"]))
+    digest = check_digest(request.match_info["digest"])
+    size = await asyncio.to_thread(services(request).store.size, digest)
     if size is None:
         raise NotFound("the artifact is not in the store", field="digest")
     return web.Response(headers={"x-roost-size": str(size)})
@@ -56,10 +58,8 @@ async def put_artifact(request: web.Request) -> web.Response:
     most = shared.max_artifact_bytes
     if (request.content_length or 0) > most:
         raise TooLarge(f"an artifact may have {most} bytes, not {request.content_length}", field="body")
-    was_there = shared.store.size(digest) is not None
-    with await asyncio.to_thread(shared.store.writer) as writer:
-        await _receive(request, writer, most)
-        stored = await asyncio.to_thread(_commit, writer, digest)
+    was_there = await asyncio.to_thread(shared.store.size, digest) is not None
+    stored = await _receive(request, shared.store, digest, most)
     return answer({"digest": stored.digest, "size": stored.size}, status=200 if was_there else 201)
 
 
@@ -71,11 +71,11 @@ async def publish(request: web.Request) -> web.Response:
     new = await read_body(request, NewRevision)
     shared = services(request)
     digest = check_digest(new.digest)
-    if shared.store.size(digest) is None:
+    if await asyncio.to_thread(shared.store.size, digest) is None:
         raise InvalidRequest(f"artifact {digest} is not in the store: upload it first", field="digest")
     config = _base_config(shared.view, policy, new.create_over)
     async with shared.examinations:
-        facts = await asyncio.to_thread(examine, shared.store.path(digest), digest, config)
+        facts = await asyncio.to_thread(examine_stored, shared.store, digest, config)
     command = PublishRevision(
         actor=asker.key_id,
         policy=policy,
@@ -85,6 +85,12 @@ async def publish(request: web.Request) -> web.Response:
         expected_version=new.expected_version,
     )
     return await commit(request, command)
+
+
+def examine_stored(store: ArtifactStore, digest: str, config: bytes) -> ArtifactFacts:
+    """``examine`` for a file in the store. Raises StorageFull too: a remote one is copied to this host's disk."""
+    with store.as_file(digest) as path:
+        return examine(path, digest, config)
 
 
 def examine(path: Path, digest: str, config: bytes) -> ArtifactFacts:
@@ -119,7 +125,17 @@ def _base_config(view: CatalogView, policy: str, create_over: str) -> bytes:
     return base.config
 
 
-async def _receive(request: web.Request, writer: BlobWriter, most: int) -> None:
+async def _receive(request: web.Request, store: ArtifactStore, digest: str, most: int) -> Stored:
+    writer = await asyncio.to_thread(store.writer, digest)
+    try:
+        await _pass_on(request, writer, most)
+        return await asyncio.to_thread(_commit, writer, digest)
+    finally:
+        # a remote store takes a moment to drop what came of an upload that was broken off
+        await asyncio.to_thread(writer.abort)
+
+
+async def _pass_on(request: web.Request, writer: ArtifactWriter, most: int) -> None:
     size = 0
     gathered = bytearray()
     async for chunk in request.content.iter_any():
@@ -133,7 +149,7 @@ async def _receive(request: web.Request, writer: BlobWriter, most: int) -> None:
     await asyncio.to_thread(writer.write, bytes(gathered))
 
 
-def _commit(writer: BlobWriter, digest: str) -> Stored:
+def _commit(writer: ArtifactWriter, digest: str) -> Stored:
     try:
         return writer.commit(digest)
     except ArtifactUnavailable as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from prometheus_client.registry import Collector
 
-from catalog.blobs import BlobStore
+from catalog.artifacts import ArtifactStore
 from catalog.client import RegistrarClient
 from catalog.view import CatalogView
 from gateway.auth import Authenticator
@@ -26,7 +26,7 @@ class Services:
     gateway: str
     catalog: CatalogSource
     registrar: RegistrarClient
-    store: BlobStore
+    store: ArtifactStore
     nodes: NodeTable
     authenticator: Authenticator
     collector: Collector

@@ -1,0 +1,135 @@
+"""The object store as the registrar's ledger sees it: its one thread neither waits for the network nor is deceived.
+
+Whether an artifact is there is looked up before a command's turn comes, off the ledger's thread, and remembered for a
+moment. The sweep condemns orphans on the ledger's thread, where no publish can come between the look at the catalog
+and the condemnation; from then on they count as absent, while a thread of its own deletes them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+import msgspec
+import obstore
+
+from ..blobs import Swept, is_digest
+from .faults import told
+from .store import ObjectStore
+
+_REMEMBER_S = 10.0
+_REMEMBER_MOST = 65_536
+_PAGE = 1000
+# how long a step of the sweep may keep the ledger's thread waiting
+_STEP_S = 0.005
+
+T = TypeVar("T")
+
+
+class _Old(msgspec.Struct, frozen=True):
+    """An object past its age; ``digest`` is empty for what an upload left unnamed. ``size`` in bytes."""
+
+    key: str
+    digest: str
+    size: int
+
+
+class Presence:
+    """``look`` is for any thread, all else for the ledger's."""
+
+    def __init__(self, store: ObjectStore, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._now = now
+        self._lock = threading.Lock()
+        self._found: OrderedDict[str, tuple[float, int | None]] = OrderedDict()
+        self._condemned: frozenset[str] = frozenset()
+        # raised by every condemnation and its end: an answer that was on its way then is not remembered
+        self._epoch = 0
+
+    def look(self, digest: str) -> int | None:
+        """Ask the store, and remember. Bytes, or None; raises InvalidRequest and ArtifactUnavailable."""
+        epoch = self._epoch
+        size = self._store.size(digest)
+        with self._lock:
+            if epoch == self._epoch:
+                self._found[digest] = (self._now() + _REMEMBER_S, size)
+                self._found.move_to_end(digest)
+                if len(self._found) > _REMEMBER_MOST:
+                    self._found.popitem(last=False)
+        return size
+
+    def size(self, digest: str) -> int | None:
+        """What was found a moment ago, else what the store says now: for at most the seconds that ``look`` may take.
+
+        Raises InvalidRequest and ArtifactUnavailable.
+        """
+        with self._lock:
+            until, size = self._found.get(digest, (0.0, None))
+        if digest in self._condemned:
+            return None
+        return size if until > self._now() else self.look(digest)
+
+    def sweep_by_folder(self, named: Callable[[str], bool], older_than_s: float) -> Iterator[Swept]:
+        """Delete objects that ``named`` does not know, past an age in seconds; short steps, many of them empty.
+
+        An artifact that is uploaded again in the very moment of its deletion is lost, and its publisher told to upload
+        it again: the registrar names nothing that is not there. Raises ArtifactUnavailable.
+        """
+        limit = self._store.now() - older_than_s
+        background = ThreadPoolExecutor(1, thread_name_prefix="sweep")
+        try:
+            for prefix in ("partial", "blobs"):
+                pages = self._pages(prefix, limit)
+                while (page := (yield from _steps(background.submit(_next_page, pages)))) is not None:
+                    orphans = [old for old in page if not old.digest or not named(old.digest)]
+                    yield from self._delete(orphans, background)
+        finally:
+            background.shutdown(wait=False, cancel_futures=True)
+
+    def _delete(self, orphans: list[_Old], background: ThreadPoolExecutor) -> Iterator[Swept]:
+        if not orphans:
+            return
+        self._condemn(frozenset(old.digest for old in orphans))
+        deletion = background.submit(self._delete_now, [old.key for old in orphans])
+        try:
+            yield from _steps(deletion)
+        finally:
+            # whoever stops the sweep here waits for what is under way: it must not outlive the condemnation
+            wait([deletion])
+            self._condemn(frozenset())
+        yield Swept(len(orphans), sum(old.size for old in orphans))
+
+    def _condemn(self, digests: frozenset[str]) -> None:
+        with self._lock:
+            self._epoch += 1
+            self._condemned = digests
+            self._found.clear()
+
+    def _delete_now(self, keys: list[str]) -> None:
+        with told("clean up the object store"):
+            obstore.delete(self._store.handle, keys)
+
+    def _pages(self, prefix: str, limit: float) -> Iterator[list[_Old]]:
+        with told("list the object store"):
+            for page in obstore.list(self._store.handle, prefix, chunk_size=_PAGE):
+                old = [meta for meta in page if meta["last_modified"].timestamp() <= limit]
+                yield [
+                    _Old(meta["path"], "" if prefix == "partial" else meta["path"].rpartition("/")[2], meta["size"])
+                    for meta in old
+                    if prefix == "partial" or is_digest(meta["path"].rpartition("/")[2])
+                ]
+
+
+def _next_page(pages: Iterator[list[_Old]]) -> list[_Old] | None:
+    return next(pages, None)
+
+
+def _steps(work: Future[T]) -> Generator[Swept, None, T]:
+    """Empty steps until ``work`` is done; its result is the value of ``yield from``."""
+    while not wait([work], timeout=_STEP_S).done:
+        yield Swept(0, 0)
+    return work.result()
