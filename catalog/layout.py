@@ -21,7 +21,6 @@ from .records import (
     BaseRecord,
     KeyRecord,
     PolicyRecord,
-    PolicyTrail,
     RetainedRecord,
     RevisionHead,
     RevisionRecord,
@@ -219,16 +218,10 @@ class JournalTable(PackedTable[Event]):
 class PolicyTable(PackedTable[PolicyRecord]):
     """A policy's name is its key."""
 
-    __slots__ = ("_decode_trail",)
+    __slots__ = ()
 
     def __init__(self, name: str, handle: lmdb._Database) -> None:
         super().__init__(name, PolicyRecord, handle)
-        self._decode_trail = msgspec.msgpack.Decoder(PolicyTrail).decode
-
-    def last_seq(self, txn: Txn, key: bytes) -> int:
-        """Where the policy's last event is; 0 where there is no such policy."""
-        raw = txn.get(key, db=self.handle) if 0 < len(key) <= MAX_KEY_BYTES else None
-        return 0 if raw is None else self._decode_trail(raw).seq
 
     def _strip(self, values: list[Any]) -> None:
         values[0] = None
@@ -272,26 +265,11 @@ class RevisionTable(PackedTable[RevisionRecord]):
     """A revision's policy and number are its key, and of its artifact the digest is enough: its facts are in a table
     of their own. What a request needs comes first."""
 
-    __slots__ = ("_artifacts", "_decode_artifact", "_decode_head")
+    __slots__ = ("_artifacts",)
 
     def __init__(self, name: str, handle: lmdb._Database, artifacts: ArtifactTable) -> None:
         super().__init__(name, RevisionRecord, handle)
         self._artifacts = artifacts
-        self._decode_head = msgspec.msgpack.Decoder(RevisionHead).decode
-        self._decode_artifact = msgspec.msgpack.Decoder(ArtifactHead).decode
-
-    def arm(self, txn: Txn, key: bytes, number: int) -> tuple[Arm, int] | None:
-        """A revision as a request needs it, and when it was retired (0: it was not)."""
-        raw = txn.get(key, db=self.handle) if len(key) <= MAX_KEY_BYTES else None
-        if raw is None:
-            return None
-        head = self._decode_head(raw)
-        artifact = txn.get(head.digest, db=self._artifacts.handle)
-        if artifact is None:
-            found = self._read(txn, key, raw).artifact
-            return Arm(number, head.digest, found.size, found.rank, found.targets), head.retired_ms
-        facts = self._decode_artifact(artifact).facts
-        return Arm(number, head.digest, facts.size, facts.rank, facts.targets), head.retired_ms
 
     def _strip(self, values: list[Any]) -> None:
         _, _, facts, provenance, actor, published_ms, seq, *later = values
@@ -307,6 +285,35 @@ class RevisionTable(PackedTable[RevisionRecord]):
         facts[0] = digest
         head = [policy.decode(), int.from_bytes(number[1:], "big"), facts]
         values[:] = [*head, provenance, actor, published_ms, seq, retired_ms, *later]
+
+
+class Arms:
+    """Numbered revisions as requests need them, without the rest of their records."""
+
+    __slots__ = ("_artifacts", "_decode_artifact", "_decode_revision", "_revisions")
+
+    def __init__(self, revisions: RevisionTable, artifacts: ArtifactTable) -> None:
+        self._revisions = revisions
+        self._artifacts = artifacts.handle
+        self._decode_revision = msgspec.msgpack.Decoder(RevisionHead).decode
+        self._decode_artifact = msgspec.msgpack.Decoder(ArtifactHead).decode
+
+    def get(self, txn: Txn, policy: str, number: int) -> tuple[Arm, int] | None:
+        """The arm, and when the revision was retired (0: it was not); None where there is no such revision."""
+        key = numbered_prefix(policy) + short_number_key(number)
+        raw = txn.get(key, db=self._revisions.handle) if len(key) <= MAX_KEY_BYTES else None
+        if raw is None:
+            return None
+        head = self._decode_revision(raw)
+        artifact = txn.get(head.digest, db=self._artifacts)
+        if artifact is not None:
+            facts = self._decode_artifact(artifact).facts
+            return Arm(number, head.digest, facts.size, facts.rank, facts.targets), head.retired_ms
+        record = self._revisions.get(txn, key)
+        if record is None:
+            return None
+        former = record.artifact
+        return Arm(number, head.digest, former.size, former.rank, former.targets), head.retired_ms
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -334,8 +341,8 @@ class Tables:
 
     journal: JournalTable
     bases: Table[BaseRecord]
-    policies: PolicyTable
-    revisions: RevisionTable
+    policies: Table[PolicyRecord]
+    revisions: Table[RevisionRecord]
     artifacts: Table[ArtifactRecord]
     former_artifacts: Table[list[Any]]
     routes: Table[RouteRecord]
@@ -347,6 +354,7 @@ class Tables:
     retaining: Table[None]
     retained: Table[RetainedRecord]
     unnamed: Table[None]
+    arms: Arms
 
     @classmethod
     def open(cls, env: lmdb.Environment, txn: Txn | None = None) -> Tables:
@@ -364,11 +372,12 @@ class Tables:
 
         former = table("former_artifacts", list[Any])
         artifacts = ArtifactTable("artifacts", handle("artifacts"), former.handle)
+        revisions = RevisionTable("revisions", handle("revisions"), artifacts)
         return cls(
             journal=JournalTable("journal", Event, handle("journal")),
             bases=table("bases", BaseRecord),
             policies=PolicyTable("policies", handle("policies")),
-            revisions=RevisionTable("revisions", handle("revisions"), artifacts),
+            revisions=revisions,
             artifacts=artifacts,
             former_artifacts=former,
             routes=RouteTable("routes", handle("routes")),
@@ -380,8 +389,10 @@ class Tables:
             retaining=table("retaining", type(None)),
             retained=table("retained", RetainedRecord),
             unnamed=table("unnamed", type(None)),
+            arms=Arms(revisions, artifacts),
         )
 
     def named(self) -> dict[str, Table[object]]:
         """The tables by name, in the order of the fields."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: table for name, table in fields.items() if isinstance(table, Table)}

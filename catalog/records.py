@@ -46,19 +46,6 @@ class PolicyRecord(Record, frozen=True):
     retention: Retention | None = None
 
 
-class PolicyTrail(Record, frozen=True):
-    """Of a policy's packed record, where its last event is; what comes before that is not decoded."""
-
-    policy: msgspec.Raw
-    base: msgspec.Raw
-    latest: msgspec.Raw
-    version: msgspec.Raw
-    channels: msgspec.Raw
-    retired: msgspec.Raw
-    created_ms: msgspec.Raw
-    seq: int = 0
-
-
 class RevisionRecord(Record, frozen=True):
     """One immutable revision of a policy. ``seq`` is the journal position of the event that published it."""
 

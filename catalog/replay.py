@@ -60,8 +60,7 @@ def rebuild(source: Snapshot, into: Environment) -> int:
     events = source.journal(after=0)
     count = 0
     while batch := list(islice(events, _EVENTS_A_TRANSACTION)):
-        with into.begin(write=True) as txn:
-            view = Snapshot(txn, into.tables)
+        with into.begin(write=True) as txn, Snapshot.writing(txn, into.tables) as view:
             for event in batch:
                 append(view, event)
         count += len(batch)

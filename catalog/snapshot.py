@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from itertools import islice
 
 from wire.events import Event, RecordKind
 
+from .buffered import buffered, flush
 from .layout import (
     Table,
     Tables,
@@ -34,11 +36,26 @@ from .records import (
 class Snapshot:
     """The catalog as one transaction sees it; of a write transaction, with what that one has written."""
 
-    __slots__ = ("tables", "txn")
+    __slots__ = ("_position", "tables", "txn")
 
     def __init__(self, txn: Txn, tables: Tables) -> None:
         self.txn = txn
         self.tables = tables
+        self._position: int | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def writing(cls, txn: Txn, tables: Tables) -> Iterator[Snapshot]:
+        """For a batch of events: what they change is written at the end. Raises lmdb.Error where it can't be."""
+        view = cls(txn, buffered(tables))
+        yield view
+        flush(view.tables, txn)
+
+    def record(self, event: Event) -> None:
+        """Append ``event`` to the journal, linked to the event before it of the same policy."""
+        policy = getattr(event.body, "policy", "")
+        self.tables.journal.append(self.txn, event, previous=self.last_seq(policy) if policy else 0)
+        self._position = event.seq
 
     def base(self, name: str) -> BaseRecord | None:
         return self.tables.bases.get(self.txn, text_key(name))
@@ -62,8 +79,13 @@ class Snapshot:
 
     def policies(self, *, prefix: str, after: str, limit: int) -> list[PolicyRecord]:
         """In the order of names; ``after`` is the last name of the page before."""
+        return list(islice(self.all_policies(prefix=prefix, after=after), limit))
+
+    def all_policies(self, *, prefix: str, after: str) -> Iterator[PolicyRecord]:
+        """The same without a bound."""
         scan = self.tables.policies.scan(self.txn, prefix=text_key(prefix), after=text_key(after) if after else None)
-        return [record for _, record in islice(scan, limit)]
+        for _, record in scan:
+            yield record
 
     def names_over(self, base: str, *, prefix: str, after: str) -> Iterator[str]:
         """Policies over ``base``, in the order of their names."""
@@ -81,6 +103,10 @@ class Snapshot:
         """Digests of the artifacts that no revision names any more."""
         return self._indexed(self.tables.unnamed, b"", "", after)
 
+    def is_unnamed(self, digest: str) -> bool:
+        known = self.artifact(digest)
+        return known is not None and not known.revisions
+
     def route(self, policy: str) -> RouteRecord | None:
         return self.tables.routes.get(self.txn, text_key(policy))
 
@@ -89,7 +115,7 @@ class Snapshot:
 
     def arm(self, policy: str, number: int) -> tuple[Arm, int] | None:
         """A revision as a request needs it, and when it was retired (Unix time in ms; 0: it was not)."""
-        return self.tables.revisions.arm(self.txn, numbered_prefix(policy) + short_number_key(number), number)
+        return self.tables.arms.get(self.txn, policy, number)
 
     def revisions(self, policy: str, *, after: int, limit: int) -> list[RevisionRecord]:
         """In the order of numbers, those above ``after``."""
@@ -128,6 +154,8 @@ class Snapshot:
 
     def position(self) -> int:
         """The newest sequence number; 0 for an empty journal."""
+        if self._position is not None:
+            return self._position
         key = self.tables.journal.last_key(self.txn)
         return 0 if key is None else int.from_bytes(key, "big")
 
@@ -147,7 +175,8 @@ class Snapshot:
 
     def last_seq(self, policy: str) -> int:
         """The position of the policy's last event; 0 where there is no such policy."""
-        return self.tables.policies.last_seq(self.txn, text_key(policy))
+        record = self.policy(policy)
+        return 0 if record is None else record.seq
 
     def _indexed(self, table: Table[None], head: bytes, prefix: str, after: str) -> Iterator[str]:
         start = head + text_key(after) if after else None
