@@ -63,7 +63,7 @@ def clock_ms() -> int:
 def write(command: WriteCommand, view: Snapshot, store: ArtifactSizes, now_ms: Clock, events: list[Event]) -> Written:
     """Decide on ``command`` and apply what it comes to within ``view``'s transaction; its events go to ``events``."""
     try:
-        decision = decide(command, view, store)
+        decision = decide(command, view, store, now_ms())
     except RoostError as error:
         return refusal(error)
     position = view.position()
@@ -79,6 +79,7 @@ def write(command: WriteCommand, view: Snapshot, store: ArtifactSizes, now_ms: C
         revision=decision.revision,
         digest=decision.digest,
         version=record.version if record else 0,
+        count=decision.count,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from wire.events import ArtifactFacts, Provenance, Split
+from wire.events import ArtifactFacts, Provenance, Retention, Split, TrainingRecord
 from wire.outcomes import InvalidRequest, TooLarge
 from wire.registrar import AddBase, AwaitPosition, CollectOrphans, CreateKey, ReadJournal
 
@@ -17,12 +17,22 @@ MAX_TARGETS = 256
 MAX_ARMS = 16
 MAX_CHANNELS = 64
 MAX_WEIGHT = 1_000_000
+MAX_SEED = (1 << 63) - 1
 MAX_JOURNAL_EVENTS = 1000
+MAX_LABELS = 32
+MAX_FORWARDS = 16
+MAX_TRAINING_RECORDS = 1000
+MAX_STEP = 1000
+MAX_DAYS = 36_500
+# half a message's bound
+MAX_DIGESTS = 100_000
 MAX_WAIT_S = 600.0
 # sizes, ranks and counts are far below it, and it fits every integer on the way
 MAX_NUMBER = 1 << 53
 ALL_TENANTS = "*"
 
+_LABEL_KEY_RE = re.compile(r"[a-z0-9][a-z0-9._/-]{0,62}", re.ASCII)
+_LABEL_VALUE_RE = re.compile(r"[A-Za-z0-9._/-]{0,63}", re.ASCII)
 _WORD_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}", re.ASCII)
 
 
@@ -70,8 +80,12 @@ def check_channel(channel: str) -> None:
         raise InvalidRequest("latest follows publishing and can't be moved", field="channel")
 
 
-def check_split(target: tuple[Split, ...]) -> None:
-    """Raises InvalidRequest for a split with too many arms, a revision twice, or a weight out of bounds."""
+def check_split(target: tuple[Split, ...], seed: int | None = None) -> None:
+    """Raises InvalidRequest for a split with too many arms, a revision twice, or a weight or seed out of bounds."""
+    if seed is not None and not 0 <= seed <= MAX_SEED:
+        raise InvalidRequest(f"seed is {seed}: expected 0 to {MAX_SEED}", field="seed")
+    if seed and len(target) < 2:
+        raise InvalidRequest("a seed decides between the arms of a split, and this target has none", field="seed")
     if len(target) > MAX_ARMS:
         raise InvalidRequest(f"the target has {len(target)} arms, at most {MAX_ARMS} are taken", field="target")
     if len({split.revision for split in target}) != len(target):
@@ -79,6 +93,69 @@ def check_split(target: tuple[Split, ...]) -> None:
     for split in target:
         if not 0 < split.weight <= MAX_WEIGHT:
             raise InvalidRequest(f"weight {split.weight} is not within 1 to {MAX_WEIGHT}", field="target")
+
+
+def check_label(key: str, value: str, field: str = "labels") -> None:
+    """Raises InvalidRequest."""
+    if _LABEL_KEY_RE.fullmatch(key) is None:
+        raise InvalidRequest(f"label {shown(key)} does not match {_LABEL_KEY_RE.pattern}", field=field)
+    if _LABEL_VALUE_RE.fullmatch(value) is None:
+        raise InvalidRequest(
+            f"the value {shown(value)} of label {key} does not match {_LABEL_VALUE_RE.pattern}", field=field
+        )
+
+
+def check_labels(labels: dict[str, str], removed: tuple[str, ...]) -> None:
+    """Labels to set and keys to remove. Raises InvalidRequest."""
+    if not labels and not removed:
+        raise InvalidRequest("no label is named", field="labels")
+    if len(labels) > MAX_LABELS or len(removed) > MAX_LABELS:
+        raise InvalidRequest(f"a policy may have {MAX_LABELS} labels", field="labels")
+    for key, value in labels.items():
+        check_label(key, value)
+    for key in removed:
+        check_label(key, "", "remove")
+        if key in labels:
+            raise InvalidRequest(f"label {key} is to be set and to be removed", field="remove")
+
+
+def check_retention(retention: Retention) -> None:
+    """Raises InvalidRequest."""
+    if not 1 <= retention.keep_last < MAX_NUMBER:
+        raise InvalidRequest(f"keep_last is {retention.keep_last}: expected 1 or more", field="keep_last")
+    if not 0 <= retention.keep_days <= MAX_DAYS:
+        raise InvalidRequest(f"keep_days is {retention.keep_days}: expected 0 to {MAX_DAYS}", field="keep_days")
+
+
+def check_training_record(record: TrainingRecord) -> None:
+    """Raises InvalidRequest."""
+    check_uri(record.uri)
+    _check_text(record.digest, "digest")
+    for name in ("step", "revision"):
+        value = getattr(record, name)
+        if not 0 <= value < MAX_NUMBER:
+            raise InvalidRequest(f"{name} is {value}: expected zero or more", field=name)
+
+
+def check_uri(uri: str) -> None:
+    """Raises InvalidRequest."""
+    if not uri:
+        raise InvalidRequest("uri is empty: it says where the bytes are", field="uri")
+    _check_text(uri, "uri")
+
+
+def check_digests(digests: tuple[str, ...]) -> None:
+    """Raises InvalidRequest and TooLarge."""
+    if len(digests) > MAX_DIGESTS:
+        raise TooLarge(f"in_use has {len(digests)} digests, at most {MAX_DIGESTS} are taken", field="in_use")
+    for digest in digests:
+        check_digest(digest, "in_use")
+
+
+def check_step(limit: int) -> None:
+    """Raises InvalidRequest."""
+    if not 0 < limit <= MAX_STEP:
+        raise InvalidRequest(f"limit is {limit}: expected 1 to {MAX_STEP}", field="limit")
 
 
 def check_new_key(command: CreateKey) -> None:
@@ -98,9 +175,14 @@ def check_actor(actor: str) -> None:
 
 
 def check_age(command: CollectOrphans) -> None:
+    """Raises InvalidRequest."""
+    check_seconds(command.older_than_s, "older_than_s")
+
+
+def check_seconds(seconds: float, field: str) -> None:
     """Raises InvalidRequest. Not a number compares as neither, and is refused."""
-    if not 0 <= command.older_than_s < MAX_NUMBER:
-        raise InvalidRequest(f"older_than_s is {command.older_than_s}: expected seconds", field="older_than_s")
+    if not 0 <= seconds < MAX_NUMBER:
+        raise InvalidRequest(f"{field} is {seconds}: expected seconds", field=field)
 
 
 def check_wait(command: AwaitPosition) -> None:

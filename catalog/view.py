@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,11 +15,25 @@ from wire.outcomes import JournalUnavailable, NotFound, Retired
 from .environment import Environment
 from .layout import text_key
 from .names import LATEST, Reference
-from .records import Arm, ArtifactRecord, BaseRecord, KeyRecord, PolicyRecord, RevisionRecord, RouteHead, RouteRecord
+from .records import (
+    Arm,
+    ArtifactRecord,
+    BaseRecord,
+    KeyRecord,
+    PolicyRecord,
+    RetainedRecord,
+    RevisionRecord,
+    RouteHead,
+    RouteRecord,
+)
+from .search import Found, search
 from .snapshot import Snapshot
+from .splits import choose
 
 T = TypeVar("T")
 R = TypeVar("R", bound=RouteHead)
+
+_NONE: Mapping[str, str] = {}
 
 
 class Resolution(msgspec.Struct, frozen=True):
@@ -67,19 +80,19 @@ class CatalogView:
             self._environment.close()
 
     def resolve(self, ref: Reference, *, selector: bytes = b"") -> Resolution:
-        """The revision that ``ref`` names now. Raises NotFound and Retired.
+        """The revision that ``ref`` names now; a former name stands for the present one. Raises NotFound and Retired.
 
         In a weighted split the same ``selector`` always takes the same arm while the split stands.
         """
         with self._turn, self._environment.begin() as txn:
             snapshot = Snapshot(txn, self._tables)
-            route: RouteHead
-            if ref.revision:
-                route = _live(ref, self._route_heads.get(txn, text_key(ref.policy)))
-                arm = _numbered_arm(snapshot, ref)
-            else:
-                route = channels = _live(ref, snapshot.route(ref.policy))
-                arm = _channel_arm(channels, ref, selector)
+            found = self._find(snapshot, ref, selector)
+            if found is None and (forwarded := snapshot.forward(ref.policy)) is not None:
+                ref = Reference(forwarded, ref.revision, ref.channel)
+                found = self._find(snapshot, ref, selector)
+            if found is None:
+                raise NotFound(f"there is no policy {ref.policy}", field="model")
+            route, arm = found
             fingerprint = self._fingerprints.get(route.base) or self._fingerprint(snapshot, route.base)
         return Resolution(
             ref.policy, ref.tenant, arm.revision, arm.digest.hex(), arm.size, arm.rank, route.base, fingerprint,
@@ -93,11 +106,20 @@ class CatalogView:
         return self._read(lambda snapshot: snapshot.bases())
 
     def policy(self, name: str) -> PolicyRecord | None:
-        return self._read(lambda snapshot: snapshot.policy(name))
+        """The policy of this name, present or former: the record has the present one."""
+        return self._read(lambda snapshot: snapshot.followed(name))
 
     def policies(self, *, prefix: str = "", after: str = "", limit: int = 100) -> list[PolicyRecord]:
         """At most ``limit`` policies whose names begin with ``prefix``, in order, after the name ``after``."""
         return self._read(lambda snapshot: snapshot.policies(prefix=prefix, after=after, limit=limit))
+
+    def search(
+        self, *, prefix: str = "", labels: Mapping[str, str] = _NONE, base: str = "", after: str = "", limit: int = 100
+    ) -> Found:
+        """A page of the policies with all of ``labels``, and over ``base`` unless that is empty."""
+        return self._read(
+            lambda snapshot: search(snapshot, prefix=prefix, labels=labels, base=base, after=after, limit=limit)
+        )
 
     def revision(self, policy: str, number: int) -> RevisionRecord | None:
         return self._read(lambda snapshot: snapshot.revision(policy, number))
@@ -105,6 +127,14 @@ class CatalogView:
     def revisions(self, policy: str, *, after: int = 0, limit: int = 100) -> list[RevisionRecord]:
         """At most ``limit`` revisions with numbers above ``after``, in order."""
         return self._read(lambda snapshot: snapshot.revisions(policy, after=after, limit=limit))
+
+    def retained(self, policy: str) -> list[RetainedRecord]:
+        """The training records that the policy keeps hold of: checkpoints first, each kind oldest first."""
+        return self._read(lambda snapshot: snapshot.retained(policy))
+
+    def unnamed(self, digests: Iterable[str]) -> list[str]:
+        """Those of ``digests`` that are of artifacts which no revision names any more."""
+        return self._read(lambda snapshot: [digest for digest in digests if snapshot.is_unnamed(digest)])
 
     def artifact(self, digest: str) -> ArtifactRecord | None:
         return self._read(lambda snapshot: snapshot.artifact(digest))
@@ -125,6 +155,14 @@ class CatalogView:
         """Every event of one policy, oldest first."""
         return self._read(lambda snapshot: snapshot.history(policy))
 
+    def _find(self, snapshot: Snapshot, ref: Reference, selector: bytes) -> tuple[RouteHead, Arm] | None:
+        """What ``ref`` stands for by its own name; None where no policy has that."""
+        if ref.revision:
+            head = self._route_heads.get(snapshot.txn, text_key(ref.policy))
+            return None if head is None else (_live(ref, head), _numbered_arm(snapshot, ref))
+        route = snapshot.route(ref.policy)
+        return None if route is None else (_live(ref, route), _channel_arm(route, ref, selector))
+
     def _fingerprint(self, snapshot: Snapshot, name: str) -> str:
         base = snapshot.base(name)
         if base is None:
@@ -137,9 +175,7 @@ class CatalogView:
             return look_up(Snapshot(txn, self._tables))
 
 
-def _live(ref: Reference, route: R | None) -> R:
-    if route is None:
-        raise NotFound(f"there is no policy {ref.policy}", field="model")
+def _live(ref: Reference, route: R) -> R:
     if route.retired:
         raise Retired(f"policy {ref.policy} is retired", field="model")
     return route
@@ -160,21 +196,9 @@ def _channel_arm(route: RouteRecord, ref: Reference, selector: bytes) -> Arm:
     if arms is None:
         raise NotFound(f"policy {ref.policy} has no channel {ref.channel}", field="model")
     if arms:
-        return arms[0] if len(arms) == 1 else _choose(arms, ref, selector)
+        if len(arms) == 1:
+            return arms[0]
+        return choose(arms, selector, channel=ref.channel, seed=route.seeds.get(ref.channel, 0))
     if route.latest is None:
         raise NotFound(f"policy {ref.policy} has no revision yet", field="model")
     return route.latest
-
-
-def _choose(arms: Sequence[Arm], ref: Reference, selector: bytes) -> Arm:
-    """The arm in whose share of the weights the hash of (policy, channel, selector) falls.
-
-    The policy and channel are hashed too, so that the canaries of different policies get different requests.
-    """
-    seed = hashlib.blake2b(f"{ref.policy}:{ref.channel}:".encode() + selector, digest_size=8).digest()
-    point = int.from_bytes(seed, "big") % sum(arm.weight for arm in arms)
-    for arm in arms:
-        point -= arm.weight
-        if point < 0:
-            return arm
-    raise AssertionError("the point lies below the sum of the weights")

@@ -198,12 +198,35 @@ class CollectOrphans(Command, frozen=True, kw_only=True):
     older_than_s: float = 3600.0
 
 
-class CollectArtifacts(Command, frozen=True, kw_only=True):
-    """Condemn the artifacts that no revision names any more, and remove those condemned ``grace_s`` ago or earlier.
+class PruneNext(Command, frozen=True, kw_only=True):
+    """Prune the policies that have a retention, at most ``limit`` of them, after the name ``after``.
 
-    ``in_use`` are digests that nodes hold or fetch: neither is done to them.
+    The answer's ``policy`` is the last of them, and empty once there are no more.
     """
 
+    after: str = ""
+    limit: int = 100
+    in_use: tuple[str, ...] = ()
+
+
+class CondemnArtifacts(Command, frozen=True, kw_only=True):
+    """Condemn artifacts that no revision names any more, but none that is ``in_use``: held or fetched by a node.
+
+    Takes the next of them after digest ``after``, at most 1,000; the answer's ``digest`` is the last that it looked at,
+    and empty once there are no more.
+    """
+
+    after: str = ""
+    in_use: tuple[str, ...] = ()
+
+
+class RemoveArtifacts(Command, frozen=True, kw_only=True):
+    """Forget artifacts that were condemned ``grace_s`` ago or earlier and are not ``in_use``, in the same steps.
+
+    Their bytes then belong to nobody, and CollectOrphans removes them.
+    """
+
+    after: str = ""
     grace_s: float = 86_400.0
     in_use: tuple[str, ...] = ()
 
@@ -246,7 +269,9 @@ AnyCommand = (
     | RestoreRevision
     | RetainRecord
     | ReleaseRecord
-    | CollectArtifacts
+    | PruneNext
+    | CondemnArtifacts
+    | RemoveArtifacts
 )
 
 
@@ -258,7 +283,8 @@ class Committed(Answer, frozen=True, kw_only=True):
     """Acknowledged: fsynced before this was sent. ``seq`` is the journal position that has the effect.
 
     ``changed`` is false where the command found its effect already there.
-    ``policy`` and ``revision`` say what is now named; ``version`` is the policy's version after it.
+    ``policy`` and ``revision`` say what is now named; ``version`` is the policy's version after it; ``count`` how many
+    revisions or artifacts a clean-up concerned.
     """
 
     seq: int
@@ -267,14 +293,12 @@ class Committed(Answer, frozen=True, kw_only=True):
     revision: int = 0
     digest: str = ""
     version: int = 0
+    count: int = 0
 
 
 class Collected(Answer, frozen=True, kw_only=True):
-    """How many artifacts and partial uploads went, and how many were condemned to go after their time of grace."""
-
     removed: int
     bytes: int
-    condemned: int = 0
 
 
 class JournalSlice(Answer, frozen=True, kw_only=True):

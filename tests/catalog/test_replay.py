@@ -25,8 +25,8 @@ def published(catalog: Catalog) -> Catalog:
 def test_an_untouched_view_is_what_the_journal_makes(published: Catalog, tmp_path: Path) -> None:
     replay = check_environment(published.environment, tmp_path)
     assert (replay.events, replay.differences) == (4, ())
-    # four events and their rows: a base, a policy, two revisions, two artifacts, a route
-    assert replay.rows == 4 + 1 + 1 + 2 + 2 + 1
+    # four events and their rows: a base, a policy, two revisions, two artifacts, a route, a line of the index by base
+    assert replay.rows == 4 + 1 + 1 + 2 + 2 + 1 + 1
 
 
 def test_a_catalog_may_be_checked_by_its_folder(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""Events of policies as a whole, of their channels, names and labels."""
+
+from __future__ import annotations
+
+from wire.events import (
+    ChannelMoved,
+    ChannelRemoved,
+    Event,
+    ForwardDropped,
+    LabelsChanged,
+    PolicyCreated,
+    PolicyRenamed,
+    RetentionChanged,
+)
+
+from ..layout import label_prefix, numbered_prefix, text_key
+from ..names import STABLE
+from ..records import PolicyRecord
+from ..snapshot import Snapshot
+from .common import policy_of, put_policy, put_revision, replace
+
+
+def create(view: Snapshot, event: Event, body: PolicyCreated) -> None:
+    record = PolicyRecord(body.policy, body.base, 0, 0, {STABLE: ()}, False, event.at_ms)
+    view.tables.by_base.put(view.txn, _base_key(record), None)
+    put_policy(view, event, record)
+
+
+def move_channel(view: Snapshot, event: Event, body: ChannelMoved) -> None:
+    record = policy_of(view, event, body.policy)
+    seeds = {name: seed for name, seed in record.seeds.items() if name != body.channel}
+    if body.seed:
+        seeds[body.channel] = body.seed
+    channels = {**record.channels, body.channel: body.target}
+    put_policy(view, event, replace(record, channels=channels, seeds=seeds))
+
+
+def remove_channel(view: Snapshot, event: Event, body: ChannelRemoved) -> None:
+    record = policy_of(view, event, body.policy)
+    channels = {name: target for name, target in record.channels.items() if name != body.channel}
+    seeds = {name: seed for name, seed in record.seeds.items() if name != body.channel}
+    put_policy(view, event, replace(record, channels=channels, seeds=seeds))
+
+
+def set_retired(view: Snapshot, event: Event, policy: str, retired: bool) -> None:
+    put_policy(view, event, replace(policy_of(view, event, policy), retired=retired))
+
+
+def rename(view: Snapshot, event: Event, body: PolicyRenamed) -> None:
+    """Everything under the former name goes under the new one, and all former names forward to that."""
+    record = policy_of(view, event, body.policy)
+    former = (*(name for name in record.former if name != body.to), body.policy)
+    renamed = replace(record, policy=body.to, former=former)
+    _move_rows(view, body)
+    _unindex(view, record)
+    _index(view, renamed)
+    view.tables.forwards.delete(view.txn, text_key(body.to))
+    for name in former:
+        view.tables.forwards.put(view.txn, text_key(name), body.to)
+    put_policy(view, event, renamed)
+
+
+def drop_forward(view: Snapshot, event: Event, body: ForwardDropped) -> None:
+    record = policy_of(view, event, body.policy)
+    view.tables.forwards.delete(view.txn, text_key(body.name))
+    put_policy(view, event, replace(record, former=tuple(name for name in record.former if name != body.name)))
+
+
+def change_labels(view: Snapshot, event: Event, body: LabelsChanged) -> None:
+    record = policy_of(view, event, body.policy)
+    labels = {key: value for key, value in record.labels.items() if key not in body.removed} | body.labels
+    changed = replace(record, labels=labels)
+    _unindex(view, record)
+    _index(view, changed)
+    put_policy(view, event, changed)
+
+
+def change_retention(view: Snapshot, event: Event, body: RetentionChanged) -> None:
+    changed = replace(policy_of(view, event, body.policy), retention=body.retention)
+    name = text_key(body.policy)
+    if body.retention is None:
+        view.tables.retaining.delete(view.txn, name)
+    else:
+        view.tables.retaining.put(view.txn, name, None)
+    put_policy(view, event, changed)
+
+
+def _move_rows(view: Snapshot, body: PolicyRenamed) -> None:
+    tables, txn = view.tables, view.txn
+    old, new = numbered_prefix(body.policy), numbered_prefix(body.to)
+    for key, revision in list(tables.revisions.scan(txn, prefix=old)):
+        tables.revisions.delete(txn, key)
+        put_revision(view, replace(revision, policy=body.to))
+    for key, retained in list(tables.retained.scan(txn, prefix=old)):
+        tables.retained.delete(txn, key)
+        tables.retained.put(txn, new + key[len(old) :], retained)
+    tables.policies.delete(txn, text_key(body.policy))
+    tables.routes.delete(txn, text_key(body.policy))
+
+
+def _index(view: Snapshot, record: PolicyRecord) -> None:
+    tables, txn = view.tables, view.txn
+    tables.by_base.put(txn, _base_key(record), None)
+    for key in _label_keys(record):
+        tables.by_label.put(txn, key, None)
+    if record.retention is not None:
+        tables.retaining.put(txn, text_key(record.policy), None)
+
+
+def _unindex(view: Snapshot, record: PolicyRecord) -> None:
+    tables, txn = view.tables, view.txn
+    tables.by_base.delete(txn, _base_key(record))
+    for key in _label_keys(record):
+        tables.by_label.delete(txn, key)
+    tables.retaining.delete(txn, text_key(record.policy))
+
+
+def _base_key(record: PolicyRecord) -> bytes:
+    return numbered_prefix(record.base) + text_key(record.policy)
+
+
+def _label_keys(record: PolicyRecord) -> list[bytes]:
+    return [label_prefix(key, value) + text_key(record.policy) for key, value in record.labels.items()]
