@@ -6,12 +6,34 @@ from pathlib import Path
 import pytest
 
 from tests.catalog.harness import Catalog, add_base
+from tests.catalog.postgres.harness import PostgresCatalog
+from tests.catalog.postgres.server import PostgresServer
 
 
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    """A catalog that knows one base."""
-    made = Catalog(tmp_path)
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real server, shared by the tests that don't end it."""
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def shared_database(postgres: PostgresServer) -> str:
+    """The address of a database that each user empties first."""
+    return postgres.database()
+
+
+@pytest.fixture(params=["lmdb", "postgres"])
+def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalog]:
+    """A catalog that knows one base, with its journal in the one place or the other."""
+    if request.param == "lmdb":
+        made = Catalog(tmp_path)
+    else:
+        made = PostgresCatalog(tmp_path, request.getfixturevalue("shared_database"))
     made.run(add_base())
     yield made
     made.close()

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from catalog.batch import BatchCommand
 from catalog.replay import check_environment
 from tests.catalog.harness import BASE, Catalog, add_base, upload
+from tests.catalog.postgres.harness import PostgresCatalog
 from wire.events import Split
 from wire.outcomes import Outcome, RoostError
 from wire.registrar import (
@@ -51,9 +52,12 @@ class CatalogMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="catalog-"))
-        self.catalog = Catalog(self.folder)
+        self.catalog = self.make(self.folder)
         self.policies: dict[str, Modelled] = {}
         self.queue: list[tuple[BatchCommand, Outcome, Modelled | None]] = []
+
+    def make(self, folder: Path) -> Catalog:
+        return Catalog(folder)
 
     @initialize()
     def begin(self) -> None:
@@ -187,12 +191,29 @@ class CatalogMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
+class PostgresCatalogMachine(CatalogMachine):
+    """The same rules, with the journal in PostgreSQL."""
+
+    url = ""
+
+    def make(self, folder: Path) -> Catalog:
+        return PostgresCatalog(folder, self.url)
+
+
 class LongerCatalogMachine(CatalogMachine):
     """The same rules at length."""
 
 
 TestSequences = CatalogMachine.TestCase
 TestSequences.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+def test_sequences_over_postgres(shared_database: str) -> None:
+    PostgresCatalogMachine.url = shared_database
+    run_state_machine_as_test(
+        PostgresCatalogMachine, settings=settings(max_examples=40, stateful_step_count=30, deadline=None)
+    )
+
 
 TestLongerSequences = pytest.mark.timeout(1800)(pytest.mark.soak(LongerCatalogMachine.TestCase))
 TestLongerSequences.settings = settings(max_examples=500, stateful_step_count=60, deadline=None)

@@ -1,0 +1,147 @@
+"""The statements: what is read from the journal's tables and written to them, within the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from wire.events import Event
+from wire.registrar import Committed
+
+from .connection import Connection
+from .rows import PAGE_ROWS, Changes, Key, KnownRows, Page
+from .schema import CHANNEL, LOCK_KEY
+
+# events are read a page at a time, and a page of large ones ends sooner
+PAGE_EVENTS = 5000
+PAGE_BYTES = 16 << 20
+
+_decode_event = msgspec.msgpack.Decoder(Event).decode
+_decode_answer = msgspec.msgpack.Decoder(Committed).decode
+
+_HEAD = """
+    SELECT coalesce((SELECT max(seq) FROM roost.journal), 0) AS position,
+           floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms
+"""
+_ROWS = """
+    SELECT kind, key, record FROM roost.records
+    JOIN unnest($1::text[], $2::bytea[]) AS wanted (kind, key) USING (kind, key)
+"""
+_PAGE = "SELECT key, record FROM roost.records WHERE kind = $1 AND key >= $2 ORDER BY key LIMIT $3"
+_APPEND = "INSERT INTO roost.journal (seq, event) SELECT * FROM unnest($1::bigint[], $2::bytea[])"
+_INSERT = "INSERT INTO roost.records (kind, key, record) SELECT * FROM unnest($1::text[], $2::bytea[], $3::bytea[])"
+_UPSERT = _INSERT + " ON CONFLICT (kind, key) DO UPDATE SET record = excluded.record"
+_DELETE = """
+    DELETE FROM roost.records USING unnest($1::text[], $2::bytea[]) AS gone (kind, key)
+    WHERE records.kind = gone.kind AND records.key = gone.key
+"""
+_REMEMBER = """
+    INSERT INTO roost.commands (id, command, answer) SELECT * FROM unnest($1::text[], $2::bytea[], $3::bytea[])
+"""
+# the sum says where a page has enough bytes; its first event is always in it
+_EVENTS = """
+    SELECT seq, event FROM (
+        SELECT seq, event, sum(octet_length(event)) OVER (ORDER BY seq) AS bytes
+        FROM (SELECT seq, event FROM roost.journal WHERE seq > $1 ORDER BY seq LIMIT $2) AS page
+    ) AS summed WHERE bytes <= $3 OR bytes = octet_length(event) ORDER BY seq
+"""
+
+
+class Head(NamedTuple):
+    """The newest sequence number, and PostgreSQL's clock (Unix time in milliseconds): one for all registrars."""
+
+    position: int
+    now_ms: int
+
+
+class Done(NamedTuple):
+    """What a command with an id came to. ``command`` is a hash of what was asked."""
+
+    command: bytes
+    answer: Committed
+
+
+async def lock(connection: Connection) -> Head:
+    """Wait until no other transaction appends, and keep it so until this one ends."""
+    await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK_KEY)
+    # a statement of its own: it sees what was committed while the lock was waited for
+    row = await connection.fetchrow(_HEAD)
+    return Head(row["position"], row["now_ms"])
+
+
+async def fetch(connection: Connection, known: KnownRows) -> None:
+    """Read what ``known`` wants."""
+    rows, pages = list(known.wanted_rows), list(known.wanted_pages)
+    known.wanted_rows.clear()
+    known.wanted_pages.clear()
+    if rows:
+        known.rows.update(dict.fromkeys(rows))
+        for row in await connection.fetch(_ROWS, *_columns(rows)):
+            known.rows[row["kind"], row["key"]] = row["record"]
+    for kind, start in pages:
+        found = await connection.fetch(_PAGE, kind, start, PAGE_ROWS)
+        known.pages[kind, start] = Page([(row["key"], row["record"]) for row in found], whole=len(found) < PAGE_ROWS)
+
+
+async def write(connection: Connection, events: Sequence[Event], changes: Changes, known: KnownRows) -> None:
+    """Append ``events`` and carry out ``changes``; whoever listens is told when it is committed.
+
+    A row that was read as absent is inserted and nothing else: PostgreSQL itself refuses to have it twice.
+    """
+    if events:
+        encoded = [msgspec.msgpack.encode(event) for event in events]
+        await connection.execute(_APPEND, [event.seq for event in events], encoded)
+        await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, str(events[-1].seq))
+    new: list[tuple[str, bytes, bytes]] = []
+    put: list[tuple[str, bytes, bytes]] = []
+    gone: list[Key] = []
+    for kind, rows in changes.items():
+        for key, record in rows.items():
+            if record is None:
+                gone.append((kind, key))
+            elif known.rows.get((kind, key), b"") is None:
+                new.append((kind, key, record))
+            else:
+                put.append((kind, key, record))
+    for statement, entries in ((_DELETE, gone), (_INSERT, new), (_UPSERT, put)):
+        if entries:
+            await connection.execute(statement, *(list(column) for column in zip(*entries, strict=True)))
+
+
+async def done_before(connection: Connection, ids: Sequence[str]) -> dict[str, Done]:
+    """What those of the commands that were run already came to."""
+    if not ids:
+        return {}
+    rows = await connection.fetch("SELECT id, command, answer FROM roost.commands WHERE id = ANY ($1::text[])", ids)
+    return {row["id"]: Done(row["command"], _decode_answer(row["answer"])) for row in rows}
+
+
+async def remember(connection: Connection, done: Mapping[str, Done]) -> None:
+    if done:
+        answers = [msgspec.msgpack.encode(one.answer) for one in done.values()]
+        await connection.execute(_REMEMBER, list(done), [one.command for one in done.values()], answers)
+
+
+async def forget(connection: Connection, older_than_s: float) -> None:
+    await connection.execute("DELETE FROM roost.commands WHERE at < now() - make_interval(secs => $1)", older_than_s)
+
+
+async def events_after(connection: Connection, after: int, limit: int = PAGE_EVENTS) -> list[tuple[int, bytes]]:
+    """The next page of the journal: sequence numbers and encoded events."""
+    return [(row["seq"], row["event"]) for row in await connection.fetch(_EVENTS, after, limit, PAGE_BYTES)]
+
+
+async def event_at(connection: Connection, seq: int) -> Event | None:
+    encoded = await connection.fetchval("SELECT event FROM roost.journal WHERE seq = $1", seq)
+    return None if encoded is None else _decode_event(encoded)
+
+
+def decode(page: Sequence[tuple[int, bytes]]) -> list[Event]:
+    """The events of a page."""
+    return [_decode_event(encoded) for _, encoded in page]
+
+
+def _columns(keys: Sequence[Key]) -> tuple[list[str], list[bytes]]:
+    return [kind for kind, _ in keys], [key for _, key in keys]
