@@ -94,16 +94,19 @@ class Ledger:
         events: list[Event] = []
         txn = self._environment.begin(write=True)
         try:
-            view = Snapshot(txn, self._environment.tables)
-            written = [
-                None if isinstance(command, ReadJournal) else write(command, view, self._store, self._now_ms, events)
-                for command in commands
-            ]
+            with Snapshot.writing(txn, self._environment.tables) as view:
+                written = [self._written(command, view, events) for command in commands]
             self._commit(txn)
         finally:
             # nothing, once it is committed
             txn.abort()
         return self._finish(commands, written, events)
+
+    def _written(self, command: BatchCommand, view: Snapshot, events: list[Event]) -> BatchAnswer | None:
+        """The answer to a command that writes; None for one that reads."""
+        if isinstance(command, ReadJournal):
+            return None
+        return write(command, view, self._store, self._now_ms, events)
 
     def _finish(
         self, commands: Sequence[BatchCommand], written: Sequence[BatchAnswer | None], events: list[Event]
