@@ -43,6 +43,9 @@ class BufferedTable(Table[R]):
             return record
 
     def put(self, txn: Txn, key: bytes, record: R, *, append: bool = False) -> None:
+        if isinstance(self._changed.get(key), _Gone):
+            # it goes and comes again: what a table does when a row goes must have happened
+            self._inner.delete(txn, key)
         self._known[key] = self._changed[key] = record
 
     def delete(self, txn: Txn, key: bytes) -> None:
