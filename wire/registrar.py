@@ -245,6 +245,30 @@ class AwaitPosition(Command, frozen=True, kw_only=True):
     timeout_s: float = 10.0
 
 
+class ImportedRevision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One revision of a bulk import. A policy that does not exist yet is created over ``base``.
+
+    ``revision`` is the number that it has or gets, which makes importing it again a check; 0 means the next one,
+    unless ``latest`` has this digest.
+    """
+
+    policy: str
+    base: str
+    artifact: ArtifactFacts
+    revision: int = 0
+    provenance: Provenance = Provenance()
+
+
+class ImportRevisions(Command, frozen=True, kw_only=True):
+    """Publish many revisions at once, all or none; those that are there already are left alone.
+
+    ``external`` artifacts are taken as declared: nobody looks whether the store has them yet.
+    """
+
+    revisions: tuple[ImportedRevision, ...]
+    external: bool = False
+
+
 AnyCommand = (
     AddBase
     | CreatePolicy
@@ -272,6 +296,7 @@ AnyCommand = (
     | PruneNext
     | CondemnArtifacts
     | RemoveArtifacts
+    | ImportRevisions
 )
 
 
@@ -284,7 +309,7 @@ class Committed(Answer, frozen=True, kw_only=True):
 
     ``changed`` is false where the command found its effect already there.
     ``policy`` and ``revision`` say what is now named; ``version`` is the policy's version after it; ``count`` how many
-    revisions or artifacts a clean-up concerned.
+    revisions or artifacts a clean-up concerned, or how many revisions an import published.
     """
 
     seq: int

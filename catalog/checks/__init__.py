@@ -12,6 +12,7 @@ from wire.registrar import (
     CreateKey,
     CreatePolicy,
     DropForward,
+    ImportRevisions,
     MoveChannel,
     Promote,
     PruneNext,
@@ -33,7 +34,7 @@ from wire.registrar import (
 
 from .. import inputs
 from ..snapshot import Snapshot
-from . import artifacts, bases, channels, keys, policies, retention, revisions, training
+from . import artifacts, bases, channels, importing, keys, policies, retention, revisions, training
 from .decision import ArtifactSizes, Context, Decision
 
 __all__ = ["ArtifactSizes", "Decision", "WriteCommand", "decide"]
@@ -60,6 +61,7 @@ WriteCommand = (
     | ReleaseRecord
     | CondemnArtifacts
     | RemoveArtifacts
+    | ImportRevisions
     | CreateKey
     | RevokeKey
 )
@@ -86,6 +88,7 @@ _DECIDERS: dict[type[WriteCommand], Callable[[Any, Context], Decision]] = {
     ReleaseRecord: training.release,
     CondemnArtifacts: artifacts.condemn,
     RemoveArtifacts: artifacts.remove,
+    ImportRevisions: importing.import_revisions,
     CreateKey: keys.create,
     RevokeKey: keys.revoke,
 }

@@ -41,7 +41,7 @@ def publish(command: PublishRevision, context: Context) -> Decision:
         if command.create_over:
             must_be_over(known, command.create_over, "create_over")
     expect_version(name, known, command.expected_version)
-    _check_artifact(facts, context)
+    check_artifact(facts, context)
     latest = known.latest if known else 0
     newest = view.revision(name, latest) if latest else None
     if newest is not None and newest.artifact.digest == facts.digest:
@@ -78,21 +78,26 @@ def restore(command: RestoreRevision, context: Context) -> Decision:
     digest = record.artifact.digest
     if not record.retired_ms:
         return Decision((), known.policy, command.revision, digest)
-    _check_artifact(record.artifact, context)
+    check_artifact(record.artifact, context)
     return Decision((RevisionRestored(known.policy, command.revision),), known.policy, command.revision, digest, 1)
 
 
-def _check_artifact(facts: ArtifactFacts, context: Context) -> None:
+def check_artifact(facts: ArtifactFacts, context: Context) -> None:
     """Bytes first: what an event names is in the store, and the same bytes always have the same facts."""
-    known = context.view.artifact(facts.digest)
-    if known is not None and known.facts != facts:
-        raise InvalidRequest(
-            f"artifact {facts.digest} is in the catalog with other facts: {known.facts}", field="artifact"
-        )
+    check_known_facts(facts, context)
     size = context.store.size(facts.digest)
     if size is None:
         raise ArtifactUnavailable(f"artifact {facts.digest} is not in the store: upload it first", field="digest")
     if size != facts.size:
         raise ArtifactUnavailable(
             f"artifact {facts.digest} has {size} bytes in the store, not {facts.size}", field="size"
+        )
+
+
+def check_known_facts(facts: ArtifactFacts, context: Context) -> None:
+    """The same bytes always have the same facts. Raises InvalidRequest."""
+    known = context.view.artifact(facts.digest)
+    if known is not None and known.facts != facts:
+        raise InvalidRequest(
+            f"artifact {facts.digest} is in the catalog with other facts: {known.facts}", field="artifact"
         )

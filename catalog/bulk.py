@@ -1,0 +1,203 @@
+"""Bulk import: revisions from a source, in batches, through the registrar or, while none runs, straight into LMDB.
+
+A batch is one command and one transaction. What is there already is left alone, so an import that was killed is simply
+started again; a bookmark beside it spares it the part that was acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import msgspec
+
+from wire.events import ArtifactFacts, Provenance
+from wire.outcomes import InvalidRequest, JournalUnavailable, TooLarge, error_for
+from wire.registrar import Committed, ImportedRevision, ImportRevisions, Refusal
+
+from .artifacts import RegistrarStore
+from .client import RegistrarClient
+from .environment import Environment
+from .exclusive import ExclusiveFolder
+from .ledger import Ledger
+from .names import shown
+
+BATCH = 1000
+MAX_LINE_BYTES = 1 << 16
+# batches on their way to the registrar: one is decided on while the next one is decoded
+_UNDER_WAY = 3
+_BATCH_TIMEOUT_S = 120.0
+
+
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of a JSON lines file. ``artifact`` is all facts, or the digest of an artifact in the store."""
+
+    policy: str
+    base: str
+    artifact: ArtifactFacts | str
+    revision: int = 0
+    provenance: Provenance = Provenance()
+
+
+class Item(msgspec.Struct, frozen=True):
+    """A revision to import, and where its source goes on after it."""
+
+    revision: ImportedRevision
+    resume_at: str
+
+
+class Importer(Protocol):
+    """Where batches go."""
+
+    async def run(self, command: ImportRevisions) -> Committed:
+        """Raises a RoostError where the batch is refused; nothing of it was imported then."""
+
+
+class Totals(msgspec.Struct):
+    """What an import came to."""
+
+    seen: int = 0
+    published: int = 0
+
+
+async def import_all(
+    items: Iterable[Item],
+    importer: Importer,
+    *,
+    actor: str,
+    external: bool,
+    done: Callable[[int, str], object],
+) -> Totals:
+    """Import everything. ``done`` is called, in order, with the revisions of each batch and where to go on after it.
+
+    Raises the RoostError that a batch was refused with; those before it are imported.
+    """
+    totals = Totals()
+    under_way: deque[tuple[asyncio.Task[Committed], list[Item]]] = deque()
+
+    async def settle() -> None:
+        task, batch = under_way.popleft()
+        committed = await task
+        totals.seen += len(batch)
+        totals.published += committed.count
+        done(len(batch), batch[-1].resume_at)
+
+    try:
+        source = iter(items)
+        while batch := list(islice(source, BATCH)):
+            command = ImportRevisions(actor=actor, revisions=tuple(item.revision for item in batch), external=external)
+            under_way.append((asyncio.ensure_future(importer.run(command)), batch))
+            # lets the batch leave before the next one is read
+            await asyncio.sleep(0)
+            if len(under_way) == _UNDER_WAY:
+                await settle()
+        while under_way:
+            await settle()
+    finally:
+        for task, _ in under_way:
+            task.cancel()
+    return totals
+
+
+class OnlineImporter:
+    """Through the registrar."""
+
+    def __init__(self, client: RegistrarClient) -> None:
+        self._client = client
+
+    async def run(self, command: ImportRevisions) -> Committed:
+        return await self._client.run(command, timeout_s=_BATCH_TIMEOUT_S)
+
+
+class OfflineImporter:
+    """Into LMDB itself."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def run(self, command: ImportRevisions) -> Committed:
+        (answer,) = self._ledger.run([command]).answers
+        if isinstance(answer, Refusal):
+            raise error_for(answer.outcome, answer.message, field=answer.field)
+        assert isinstance(answer, Committed)
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def open_importer(
+    catalog_dir: Path, store: RegistrarStore, *, endpoint: str, map_bytes: int
+) -> AsyncIterator[Importer]:
+    """The catalog itself while no registrar has it, else its registrar at ``endpoint``. Raises JournalUnavailable."""
+    try:
+        folder = ExclusiveFolder(catalog_dir)
+    except JournalUnavailable:
+        with contextlib.closing(RegistrarClient(endpoint)) as client:
+            yield OnlineImporter(client)
+        return
+    with folder, contextlib.closing(Environment.create(catalog_dir, map_bytes=map_bytes)) as environment:
+        yield OfflineImporter(Ledger(environment, store))
+
+
+def read_lines(file: BinaryIO, facts_of: Callable[[str], ArtifactFacts]) -> Iterator[Item]:
+    """Revisions from JSON lines, from where ``file`` stands; ``facts_of`` opens an artifact that is only named.
+
+    Raises InvalidRequest and TooLarge that name the byte at which the line begins.
+    """
+    decode = msgspec.json.Decoder(Line).decode
+    offset = file.tell()
+    while raw := file.readline(MAX_LINE_BYTES + 1):
+        if len(raw) > MAX_LINE_BYTES:
+            raise TooLarge(f"the line at byte {offset} has over {MAX_LINE_BYTES} bytes", field="file")
+        begun, offset = offset, offset + len(raw)
+        if raw.isspace():
+            continue
+        try:
+            line = decode(raw)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(f"the line at byte {begun} is no revision: {error}", field="file") from None
+        facts = line.artifact if isinstance(line.artifact, ArtifactFacts) else facts_of(line.artifact)
+        imported = ImportedRevision(
+            policy=line.policy, base=line.base, artifact=facts, revision=line.revision, provenance=line.provenance
+        )
+        yield Item(imported, str(offset))
+
+
+class _Mark(msgspec.Struct, forbid_unknown_fields=True):
+    source: str
+    resume_at: str
+
+
+class Bookmark:
+    """Where an import goes on after it was killed: a small file, replaced in one step, gone when the import is done.
+
+    ``source`` identifies what is imported: a bookmark of another source, or of another version of it, is not used.
+    """
+
+    def __init__(self, file: Path, source: str) -> None:
+        self._file = file
+        self._source = source
+
+    def read(self) -> str:
+        """Where to go on; empty at the beginning. Raises InvalidRequest for a file that is no bookmark."""
+        try:
+            mark = msgspec.json.decode(self._file.read_bytes(), type=_Mark)
+        except FileNotFoundError:
+            return ""
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(f"{shown(str(self._file))} is no bookmark of an import: {error}") from None
+        return mark.resume_at if mark.source == self._source else ""
+
+    def write(self, resume_at: str) -> None:
+        # losing the newest bookmark in a crash costs time, not revisions: no fsync
+        part = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+        part.write_bytes(msgspec.json.encode(_Mark(self._source, resume_at)))
+        part.replace(self._file)
+
+    def remove(self) -> None:
+        self._file.unlink(missing_ok=True)
