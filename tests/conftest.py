@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.object_storage import SECRET, FaultyProxy, ObjectServer, faulty_proxy, object_server
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -23,3 +26,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("not run here")
         for line in left_out:
             terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[ObjectServer]:
+    """One S3-speaking server for the whole run; each test takes a bucket of its own."""
+    with object_server() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(s3: ObjectServer) -> Iterator[FaultyProxy]:
+    with faulty_proxy(s3) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def s3_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials, where the product looks for them: in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tests")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)

@@ -43,6 +43,11 @@ def told(doing: str) -> Iterator[None]:
         raise _translated(error, doing) from None
 
 
+def is_answered(error: BaseError) -> bool:
+    """Whether the store itself said no, and not a connection that was lost or too slow."""
+    return _STATUS_RE.search(str(error)) is not None
+
+
 def environment_advice(text: str) -> str:
     """What the environment lacks, if that is what the client's ``text`` comes down to."""
     if _NO_ACCOUNT in text:

@@ -19,7 +19,7 @@ from wire.outcomes import ArtifactUnavailable, StorageFull
 from ..blobs import check_digest
 from .download import ObjectSource
 from .faults import told
-from .location import BRISK, PATIENT, connect
+from .location import BRISK, PATIENT, Patience, connect
 from .upload import ObjectWriter
 
 # younger than this an object is left as it is when it is uploaded again
@@ -32,12 +32,22 @@ class ObjectStore:
     """Shared by any number of processes. ``now`` is the clock that objects' ages go by.
 
     What is asked while somebody waits (``size``) gets an answer or an error within some two seconds; bytes are asked
-    for again, with back-off, for a minute. Raises InvalidRequest for an URL that names no store.
+    for again, with back-off, for as long as ``patience`` says (a minute).
+
+    Raises InvalidRequest for an URL that names no store.
     """
 
-    def __init__(self, url: str, *, endpoint: str = "", region: str = "", now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        endpoint: str = "",
+        region: str = "",
+        patience: Patience = PATIENT,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self.url = url
-        self.handle = connect(url, PATIENT, endpoint=endpoint, region=region)
+        self.handle = connect(url, patience, endpoint=endpoint, region=region)
         self._brisk = connect(url, BRISK, endpoint=endpoint, region=region)
         self.now = now
 

@@ -18,12 +18,12 @@ from typing import Protocol
 
 import obstore
 from blake3 import blake3
-from obstore.exceptions import AlreadyExistsError
+from obstore.exceptions import AlreadyExistsError, BaseError
 
 from wire.outcomes import ArtifactUnavailable
 
 from ..blobs import Stored, check_digest
-from .faults import told
+from .faults import is_answered, told
 from .location import Handle
 
 # at the 10,000 parts that S3 allows, 80 GiB in one object
@@ -110,9 +110,15 @@ class ObjectWriter:
         key, data = self._place.key(digest), bytes(self._gathered)
         try:
             obstore.put(self._place.handle, key, data, mode="create", use_multipart=False)
+            return
         except AlreadyExistsError:
-            if not self._place.is_fresh(digest, self._size):
-                obstore.put(self._place.handle, key, data, mode="overwrite", use_multipart=False)
+            if self._place.is_fresh(digest, self._size):
+                return
+        except BaseError as error:
+            # the client does not repeat a condition that may have been met already; the same bytes may be repeated
+            if is_answered(error):
+                raise
+        obstore.put(self._place.handle, key, data, mode="overwrite", use_multipart=False)
 
     def _complete(self, stream: _PartStream, digest: str) -> None:
         stream.feed(bytes(self._gathered))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from catalog.artifacts import OWN_FOLDER, StoreLocation
 from catalog.blobs import BlobStore
 from catalog.client import RegistrarClient
 from catalog.settings import CurveSettings, RegistrarSettings
@@ -22,13 +23,25 @@ START_S = 30.0
 
 
 class RegistrarProcess:
-    """``python -m catalog`` over ``folder``. ``prefix`` is put before the command (a tracer, say)."""
+    """``python -m catalog`` over ``folder``. ``prefix`` is put before the command (a tracer, say).
 
-    def __init__(self, folder: Path, *, prefix: Sequence[str] = (), curve: CurveSettings | None = None) -> None:
+    With a ``journal`` in PostgreSQL, registrars of several folders may share one ``store``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        prefix: Sequence[str] = (),
+        curve: CurveSettings | None = None,
+        journal: str = "",
+        store: Path | None = None,
+        location: StoreLocation = OWN_FOLDER,
+    ) -> None:
         self.folder = folder
         self.prefix = list(prefix)
         self.catalog_dir = folder / "catalog"
-        self.store = BlobStore(folder / "store")
+        self.store = BlobStore(store or folder / "store")
         # a folder deep in a test's own would make the socket's path too long
         self.endpoint = f"ipc://{folder}/r"
         self.feed_endpoint = f"ipc://{folder}/f"
@@ -36,11 +49,13 @@ class RegistrarProcess:
         self.settings_file = folder / "settings.json"
         settings = RegistrarSettings(
             catalog_dir=str(self.catalog_dir),
-            store_dir=str(folder / "store"),
+            store_dir=str(store or folder / "store"),
             endpoint=self.endpoint,
             feed_endpoint=self.feed_endpoint,
             map_bytes=1 << 26,
             curve=curve,
+            journal=journal,
+            store=location,
         )
         self.settings_file.write_bytes(msgspec.json.encode(settings))
         self.process: subprocess.Popen[bytes] | None = None

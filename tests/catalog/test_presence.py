@@ -1,0 +1,237 @@
+"""The object store as the registrar's ledger sees it: swept, looked into beforehand, never waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from catalog.artifacts import StoreLocation
+from catalog.blobs import Stored, Swept
+from catalog.client import RegistrarClient
+from catalog.objects.presence import Presence
+from catalog.objects.store import ObjectStore
+from tests.catalog.harness import BASE, add_base, facts_of
+from tests.catalog.processes import RegistrarProcess
+from tests.object_storage import REGION, FaultyProxy, ObjectServer, answer, delay
+from wire.outcomes import ArtifactUnavailable
+from wire.registrar import CollectOrphans, Committed, CreatePolicy, PublishRevision
+
+HOUR_S = 3600.0
+
+pytestmark = pytest.mark.usefixtures("s3_keys")
+
+
+class Clock:
+    ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead_s
+
+
+class Bucket:
+    def __init__(self, server: ObjectServer, proxy: FaultyProxy) -> None:
+        self.server = server
+        self.proxy = proxy
+        self.name = server.new_bucket()
+        self.url = f"s3://{self.name}/p"
+        self.clock = Clock()
+        self.store = ObjectStore(self.url, endpoint=server.endpoint, region=REGION)
+        self.presence = Presence(ObjectStore(self.url, endpoint=proxy.endpoint, region=REGION, now=self.clock))
+
+    def put(self, content: bytes) -> str:
+        with self.store.writer() as writer:
+            writer.write(content)
+            return writer.commit().digest
+
+    def put_stray(self, key: str) -> None:
+        self.server.client.put_object(Bucket=self.name, Key=f"p/{key}", Body=b"stray")
+
+    def objects(self) -> set[str]:
+        return {key.removeprefix("p/") for key in self.server.keys(self.name)}
+
+
+@pytest.fixture
+def bucket(s3: ObjectServer, proxy: FaultyProxy) -> Bucket:
+    return Bucket(s3, proxy)
+
+
+def total(steps: Iterator[Swept]) -> Swept:
+    swept = Swept(0, 0)
+    for step in steps:
+        swept = swept.plus(step)
+    return swept
+
+
+class TestSweep:
+    def test_removes_what_is_old_and_named_by_nobody(self, bucket: Bucket) -> None:
+        named, orphan = bucket.put(b"named"), bucket.put(b"orphan")
+        bucket.put_stray("partial/0123")
+        bucket.clock.ahead_s = 2 * HOUR_S
+        swept = total(bucket.presence.sweep_by_folder(lambda digest: digest == named, HOUR_S))
+        assert (swept.removed, swept.bytes) == (2, len(b"orphan") + len(b"stray"))
+        assert bucket.objects() == {bucket.store.key(named)}
+        assert bucket.presence.size(orphan) is None
+
+    def test_leaves_what_is_young(self, bucket: Bucket) -> None:
+        digest = bucket.put(b"just uploaded")
+        bucket.put_stray("partial/0123")
+        assert total(bucket.presence.sweep_by_folder(lambda _: False, HOUR_S)) == Swept(0, 0)
+        assert bucket.objects() == {bucket.store.key(digest), "partial/0123"}
+
+    def test_leaves_what_is_not_its_own(self, bucket: Bucket) -> None:
+        for key in ("blobs/ab/README", "elsewhere/x"):
+            bucket.put_stray(key)
+        bucket.clock.ahead_s = 2 * HOUR_S
+        total(bucket.presence.sweep_by_folder(lambda _: False, HOUR_S))
+        assert bucket.objects() == {"blobs/ab/README", "elsewhere/x"}
+
+    def test_goes_through_more_than_a_page(self, bucket: Bucket) -> None:
+        digests = {bucket.put(str(number).encode()) for number in range(1_050)}
+        bucket.clock.ahead_s = 2 * HOUR_S
+        kept = min(digests)
+        swept = total(bucket.presence.sweep_by_folder(lambda digest: digest == kept, HOUR_S))
+        assert swept.removed == len(digests) - 1
+        assert bucket.objects() == {bucket.store.key(kept)}
+
+    def test_no_step_waits_for_the_store(self, bucket: Bucket) -> None:
+        bucket.put(b"orphan")
+        bucket.clock.ahead_s = 2 * HOUR_S
+        bucket.proxy.inject(delay(0.5))
+        steps = bucket.presence.sweep_by_folder(lambda _: False, HOUR_S)
+        longest = 0.0
+        while True:
+            started = time.monotonic()
+            if next(steps, None) is None:
+                break
+            longest = max(longest, time.monotonic() - started)
+        assert longest < 0.25
+        assert bucket.objects() == set()
+
+    def test_what_is_being_removed_counts_as_absent(self, bucket: Bucket) -> None:
+        """A publish between the sweep's look at the catalog and the removal would name what is about to go."""
+        orphan = bucket.put(b"orphan")
+        assert bucket.presence.look(orphan) == len(b"orphan")
+        assert bucket.presence.size(orphan) == len(b"orphan")
+        bucket.clock.ahead_s = 2 * HOUR_S
+        bucket.proxy.inject(delay(0.5), method="POST", path="delete")
+        asked: list[str] = []
+        steps = bucket.presence.sweep_by_folder(lambda digest: bool(asked.append(digest)), HOUR_S)
+        while not asked:
+            next(steps)
+        assert bucket.store.size(orphan) == len(b"orphan")
+        assert bucket.presence.size(orphan) is None
+        bucket.presence.look(orphan)
+        assert bucket.presence.size(orphan) is None
+        total(steps)
+        assert bucket.presence.size(orphan) is None
+
+    def test_a_store_that_refuses_is_told(self, bucket: Bucket) -> None:
+        bucket.put(b"orphan")
+        bucket.clock.ahead_s = 2 * HOUR_S
+        bucket.proxy.inject(answer(403, "AccessDenied"))
+        with pytest.raises(ArtifactUnavailable, match="refuses our credentials"):
+            total(bucket.presence.sweep_by_folder(lambda _: False, HOUR_S))
+
+    def test_one_that_is_stopped_midway_condemns_nothing_for_ever(self, bucket: Bucket) -> None:
+        digest = bucket.put(b"orphan")
+        bucket.clock.ahead_s = 2 * HOUR_S
+        asked: list[str] = []
+        steps = bucket.presence.sweep_by_folder(lambda found: bool(asked.append(found)), HOUR_S)
+        while not asked:
+            next(steps)
+        steps.close()  # type: ignore[attr-defined]
+        bucket.put(b"orphan")
+        assert bucket.presence.size(digest) == len(b"orphan")
+
+
+class TestLook:
+    def test_the_ledger_asks_the_store_only_for_what_was_not_looked_for(self, bucket: Bucket) -> None:
+        digest, absent = bucket.put(b"adapter"), "0" * 64
+        for name in (digest, absent):
+            bucket.presence.look(name)
+        asked = bucket.proxy.count("HEAD")
+        assert bucket.presence.size(digest) == len(b"adapter")
+        assert bucket.presence.size(absent) is None
+        assert bucket.proxy.count("HEAD") == asked
+        other = bucket.put(b"another")
+        assert bucket.presence.size(other) == len(b"another")
+        assert bucket.proxy.count("HEAD") == asked + 1
+
+    def test_what_was_found_is_not_believed_for_long(self, bucket: Bucket) -> None:
+        now = 0.0
+        presence = Presence(bucket.store, now=lambda: now)
+        digest = bucket.put(b"adapter")
+        assert presence.look(digest) is not None
+        bucket.server.client.delete_object(Bucket=bucket.name, Key=f"p/{bucket.store.key(digest)}")
+        assert presence.size(digest) is not None
+        now = 60.0
+        assert presence.size(digest) is None
+
+
+class TestRegistrar:
+    @pytest.fixture
+    def registrar(self, bucket: Bucket) -> Iterator[RegistrarProcess]:
+        with tempfile.TemporaryDirectory(prefix="roost-") as folder:
+            location = StoreLocation(bucket.url, endpoint=bucket.proxy.endpoint, region=REGION)
+            process = RegistrarProcess(Path(folder), location=location)
+            process.start()
+            yield process
+            process.close()
+
+    async def test_it_names_what_is_in_the_bucket_and_nothing_else(
+        self, bucket: Bucket, registrar: RegistrarProcess
+    ) -> None:
+        client = RegistrarClient(registrar.endpoint)
+        await client.run(add_base())
+        with bucket.store.writer() as writer:
+            writer.write(b"adapter")
+            facts = facts_of(writer.commit())
+        publish = PublishRevision(policy="acme/bot", artifact=facts, create_over=BASE)
+        done = await client.run(publish)
+        assert isinstance(done, Committed)
+        assert (done.revision, done.changed) == (1, True)
+        bucket.put(b"orphan")
+        missing = facts_of(Stored("0" * 64, 7))
+        with pytest.raises(ArtifactUnavailable, match="upload it first"):
+            await client.run(PublishRevision(policy="acme/bot", artifact=missing))
+        await asyncio.sleep(1.1)
+        collected = await client.run(CollectOrphans(older_than_s=1.0))
+        assert collected.removed == 1  # type: ignore[union-attr]
+        assert bucket.objects() == {bucket.store.key(facts.digest)}
+        client.close()
+
+    async def test_a_slow_store_holds_up_nobody_else(self, bucket: Bucket, registrar: RegistrarProcess) -> None:
+        client = RegistrarClient(registrar.endpoint)
+        await client.run(add_base())
+        with bucket.store.writer() as writer:
+            writer.write(b"adapter")
+            facts = facts_of(writer.commit())
+        bucket.proxy.inject(delay(1.0), method="HEAD")
+        started = time.monotonic()
+        slow = asyncio.create_task(client.run(PublishRevision(policy="acme/bot", artifact=facts, create_over=BASE)))
+        await asyncio.sleep(0.1)
+        for number in range(20):
+            await client.run(CreatePolicy(policy=f"acme/p{number}", base=BASE))
+        assert time.monotonic() - started < 0.8
+        assert not slow.done()
+        await slow
+        client.close()
+
+    async def test_a_store_that_is_gone_refuses_publishes_alone(
+        self, bucket: Bucket, registrar: RegistrarProcess
+    ) -> None:
+        client = RegistrarClient(registrar.endpoint)
+        await client.run(add_base())
+        digest = blake3(b"adapter").hexdigest()
+        bucket.proxy.inject(answer(503, "SlowDown"))
+        with pytest.raises(ArtifactUnavailable, match="too busy") as told:
+            await client.run(PublishRevision(policy="acme/bot", artifact=facts_of(Stored(digest, 7)), create_over=BASE))
+        assert told.value.retry_after_s is not None
+        assert isinstance(await client.run(CreatePolicy(policy="acme/other", base=BASE)), Committed)
+        client.close()
