@@ -63,6 +63,7 @@ def clock_ms() -> int:
 def write(command: WriteCommand, view: Snapshot, store: ArtifactSizes, now_ms: Clock, events: list[Event]) -> Written:
     """Decide on ``command`` and apply what it comes to within ``view``'s transaction; its events go to ``events``."""
     try:
+        inputs.check_command_id(command.command_id)
         decision = decide(command, view, store, now_ms())
     except RoostError as error:
         return refusal(error)

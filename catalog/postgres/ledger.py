@@ -68,7 +68,7 @@ class PostgresLedger:
 
     def close(self) -> None:
         if self._connection is not None:
-            self._runner.run(self._connection.close(timeout=1.0))
+            self._runner.run(self._hang_up(self._connection))
         self._runner.close()
 
     def run(self, commands: Sequence[BatchCommand]) -> Batch:
@@ -119,14 +119,15 @@ class PostgresLedger:
                 return _refused(StorageFull("PostgreSQL has no room for the journal"), len(commands), attempt)
             except TROUBLE as error:
                 self._lost(error)
-                if not attempt.begun or time.monotonic() >= deadline:
+                if not attempt.worth_another or time.monotonic() >= deadline:
                     reason = JournalUnavailable(f"PostgreSQL can't be written: {said(error)}", retry_after_s=1.0)
                     return _refused(reason, len(commands), attempt)
                 await asyncio.sleep(_PAUSE_S)
 
     async def _transact(self, commands: Sequence[WriteCommand], attempt: _Attempt) -> list[Written]:
+        attempt.connected = False
         connection = await self._connected()
-        attempt.begun = True
+        attempt.connected = True
         async with connection.transaction():
             head = await journal.lock(connection)
             before = await journal.done_before(connection, [command.command_id for command in commands])
@@ -134,9 +135,9 @@ class PostgresLedger:
             known, store = KnownRows(), _SizesOnce(self._store)
             while True:
                 outcome = _Outcome(RowTransaction(known, head.position), before)
-                view = Snapshot(as_txn(outcome.transaction), self._tables)
                 for command in commands:
-                    outcome.run(command, view, store, now_ms)
+                    # of each its own: a snapshot may remember what an interrupted command would have written
+                    outcome.run(command, Snapshot(as_txn(outcome.transaction), self._tables), store, now_ms)
                 if known.complete:
                     break
                 await journal.fetch(connection, known)
@@ -172,6 +173,9 @@ class PostgresLedger:
         asyncio.run_coroutine_threadsafe(journal.fetch(connection, known), loop).result()
         return any(record is not None for record in known.rows.values())
 
+    async def _hang_up(self, connection: Connection) -> None:
+        connection.terminate()
+
     async def _forget(self) -> None:
         await journal.forget(await self._connected(), _REMEMBERED_S)
 
@@ -192,10 +196,14 @@ class _Attempt:
     """How far the tries at one batch have come."""
 
     def __init__(self) -> None:
-        self.begun = False
-        """A connection was there: what failed since may be mended by another."""
+        self.connected = False
+        """The last one had a connection: what failed since may be mended by another."""
         self.in_doubt = False
         """A commit was sent and not confirmed."""
+
+    @property
+    def worth_another(self) -> bool:
+        return self.connected or self.in_doubt
 
 
 class _Outcome:

@@ -24,6 +24,7 @@ class LocalView:
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
+        self._tables = environment.tables
         self._turn = threading.Lock()
 
     def apply(self, events: Sequence[Event]) -> None:
@@ -52,15 +53,15 @@ class LocalView:
     def position(self) -> int:
         """The newest sequence number applied."""
         with self._turn, self._environment.begin() as txn:
-            return Snapshot(txn, self._environment.tables).position()
+            return Snapshot(txn, self._tables).position()
 
     def event(self, seq: int) -> Event | None:
         with self._turn, self._environment.begin() as txn:
-            return self._environment.tables.journal.get(txn, number_key(seq))
+            return self._tables.journal.get(txn, number_key(seq))
 
     def slice(self, command: ReadJournal) -> JournalSlice | Refusal:
         with self._turn, self._environment.begin() as txn:
-            return read_journal(command, Snapshot(txn, self._environment.tables))
+            return read_journal(command, Snapshot(txn, self._tables))
 
     def housekeep(self) -> None:
         with self._turn:

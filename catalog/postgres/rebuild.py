@@ -17,11 +17,10 @@ async def rebuild_records(connection: Connection) -> None:
     while page := await journal.events_after(connection, position):
         known = KnownRows()
         transaction = RowTransaction(known, position)
-        view = Snapshot(as_txn(transaction), tables)
         for event in journal.decode(page):
             while True:
                 try:
-                    append(view, event)
+                    append(Snapshot(as_txn(transaction), tables), event)
                 except UnknownRow:
                     transaction.drop()
                     await journal.fetch(connection, known)

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def owner() -> pwd.struct_passwd:
 class PostgresServer:
     """Started and stopped, or killed, as often as a test likes; what was committed stays."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="roost-pg-"))
         self._owner = owner()
         self._databases = 0
@@ -52,9 +53,15 @@ class PostgresServer:
         # from a folder that the server's user can enter, unlike perhaps that of the tests
         done = subprocess.run([*map(str, made)], cwd="/", capture_output=True, check=False, **self._as_owner())
         assert done.returncode == 0, done.stderr.decode()
-        with (self._data / "postgresql.conf").open("a") as settings:
-            settings.write("listen_addresses = ''\nshared_buffers = 64MB\nmax_connections = 60\n")
-            settings.write(f"unix_socket_directories = '{self.folder}'\n")
+        chosen = {
+            "listen_addresses": "",
+            "unix_socket_directories": str(self.folder),
+            "shared_buffers": "64MB",
+            "max_connections": "60",
+            **(settings or {}),
+        }
+        with (self._data / "postgresql.conf").open("a") as file:
+            file.writelines(f"{name} = '{value}'\n" for name, value in chosen.items())
 
     def start(self) -> None:
         """Returns once it takes connections."""
