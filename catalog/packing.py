@@ -79,8 +79,19 @@ def _struct(kind: type[msgspec.Struct], tags: Mapping[type, int | str]) -> Form:
     packs = [(place, form.pack) for place, form in forms]
     unpacks = [(place, form.unpack) for place, form in forms]
 
+    astuple = msgspec.structs.astuple
+
+    def pack_all(record: msgspec.Struct) -> list[Any]:
+        values = list(astuple(record))
+        for place in texts:
+            if len(values[place]) == _HEX_LENGTH:
+                values[place] = _pack_text(values[place])
+        for place, pack_field in packs:
+            values[place] = pack_field(values[place])
+        return values
+
     def pack(record: msgspec.Struct) -> list[Any]:
-        values = list(msgspec.structs.astuple(record))
+        values = list(astuple(record))
         count = len(values)
         while count > required and values[count - 1] == defaults[count - 1]:
             count -= 1
@@ -103,7 +114,7 @@ def _struct(kind: type[msgspec.Struct], tags: Mapping[type, int | str]) -> Form:
                 values[place] = unpack_field(values[place])
         return kind(*values)
 
-    return Form(pack, unpack)
+    return Form(pack_all if required == len(fields) else pack, unpack)
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:
