@@ -98,6 +98,14 @@ class Environment:
         """Free the reader slots of processes that were killed, whose snapshots would keep old pages from reuse."""
         return self._env.reader_check()
 
+    def sync(self) -> None:
+        """Make everything durable that was committed without waiting for the disk."""
+        self._env.sync(True)
+
+    def copy(self, folder: Path) -> None:
+        """A consistent copy in an empty folder, without the free pages. Writers go on meanwhile."""
+        self._env.copy(str(folder), compact=True)
+
     def close(self) -> None:
         self._env.close()
 
