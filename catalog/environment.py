@@ -14,7 +14,8 @@ from .layout import LAYOUT_KEY, LAYOUT_VERSION, Tables, Txn
 
 _MAX_DATABASES = 32
 _MAX_READERS = 1024
-_DATA_FILE = "data.mdb"
+DATA_FILE = "data.mdb"
+LOCK_FILE = "lock.mdb"
 
 
 class Environment:
@@ -58,7 +59,7 @@ class Environment:
     @classmethod
     def open(cls, path: Path) -> Environment:
         """Open to read. Raises JournalUnavailable where there is no catalog yet, or one of another layout."""
-        if not (path / _DATA_FILE).exists():
+        if not (path / DATA_FILE).exists():
             raise JournalUnavailable(
                 f"there is no catalog in {path}: the registrar makes it when it starts", retry_after_s=1.0
             )

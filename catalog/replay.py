@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from wire.events import Event
 from wire.outcomes import JournalUnavailable
 
 from .apply import append
@@ -57,15 +58,20 @@ def check_environment(environment: Environment, scratch_dir: Path | None = None)
 
 def rebuild(source: Snapshot, into: Environment) -> int:
     """Append and apply all events of ``source`` to an empty environment; how many there were."""
-    events = source.journal(after=0)
+    count = rebuild_from(source.journal(after=0), into)
+    if count != source.position():
+        raise JournalUnavailable(f"the journal is damaged: {count} events end at position {source.position()}")
+    return count
+
+
+def rebuild_from(events: Iterator[Event], into: Environment) -> int:
+    """Append and apply ``events`` to an environment that has those before them; how many there were."""
     count = 0
     while batch := list(islice(events, _EVENTS_A_TRANSACTION)):
         with into.begin(write=True) as txn, Snapshot.writing(txn, into.tables) as view:
             for event in batch:
                 append(view, event)
         count += len(batch)
-    if count != source.position():
-        raise JournalUnavailable(f"the journal is damaged: {count} events end at position {source.position()}")
     return count
 
 

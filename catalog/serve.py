@@ -19,6 +19,7 @@ from .environment import Environment
 from .exclusive import ExclusiveFolder
 from .ledger import Ledger
 from .lookahead import Lookahead
+from .migrations import migrate
 from .registrar import Registrar, Reply
 from .settings import RegistrarSettings
 
@@ -35,7 +36,7 @@ async def serve(settings: RegistrarSettings, stop: asyncio.Event) -> None:
     store = registrar_store(Path(settings.store_dir), settings.store)
     with (
         ExclusiveFolder(catalog_dir),
-        contextlib.closing(Environment.create(catalog_dir, map_bytes=settings.map_bytes)) as environment,
+        contextlib.closing(_environment(catalog_dir, settings.map_bytes)) as environment,
         contextlib.closing(_feed(settings)) as feed,
     ):
         over_journal = _over_postgres if settings.journal else _over_lmdb
@@ -95,6 +96,12 @@ async def _looking(store: RegistrarStore, registrar: Registrar) -> AsyncIterator
         yield lookahead.take
     finally:
         await lookahead.close()
+
+
+def _environment(catalog_dir: Path, map_bytes: int) -> Environment:
+    """The catalog, brought to this release's layout first."""
+    migrate(catalog_dir, map_bytes=map_bytes)
+    return Environment.create(catalog_dir, map_bytes=map_bytes)
 
 
 def _feed(settings: RegistrarSettings) -> FeedPublisher[Event]:
