@@ -1,9 +1,10 @@
-"""``roost publish``: a PEFT folder becomes a revision of a policy."""
+"""``roost publish``: a PEFT adapter becomes a revision of a policy."""
 
 from __future__ import annotations
 
 import getpass
 import tempfile
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +13,17 @@ import typer
 from catalog.names import check_policy
 from packer.peft import pack_peft
 from packer.shape import BaseShape
-from wire.outcomes import NotFound
+from wire.outcomes import ArtifactUnavailable, NotFound
 
+from ..sources.source import opened
 from .client import ApiClient, policy_path
 from .output import size_of, tell, tell_json
 from .pack import decode_config
 from .progress import byte_progress
 from .session import AsJson, session
+
+# between two uploads, whatever the gateway asks for
+MAX_WAIT_S = 10.0
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +33,12 @@ def register(app: typer.Typer) -> None:
 def publish(
     context: typer.Context,
     policy: Annotated[str, typer.Argument(metavar="TENANT/NAME")],
-    folder: Annotated[Path, typer.Argument(help="A PEFT folder: adapter_config.json, adapter_model.safetensors.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A PEFT adapter: a folder, an URL of one (s3://, gs://, az://, https://), or hf:ORG/NAME[@REVISION]."
+        ),
+    ],
     create_over: Annotated[
         str, typer.Option(metavar="BASE", help="Create the policy over this base if it is new.")
     ] = "",
@@ -38,21 +48,22 @@ def publish(
 ) -> None:
     """Pack a PEFT adapter, upload it, and name it as the policy's next revision.
 
-    Until the last step nothing of it can be named, so an interrupted publish is simply repeated.
+    Fetched are adapter_config.json and adapter_model.safetensors alone, with credentials from the environment. Until
+    the last step nothing of it can be named, so an interrupted publish is simply repeated.
     """
     check_policy(policy)
     client = session(context).client()
     shape = BaseShape.from_config(_base_config(client, policy, create_over))
-    with tempfile.TemporaryDirectory(prefix="roost-publish-") as scratch:
+    with opened(source, byte_progress) as adapter, tempfile.TemporaryDirectory(prefix="roost-publish-") as scratch:
         file = Path(scratch) / "revision.safetensors"
         with byte_progress("Packing") as progress, file.open("wb") as out:
-            facts = pack_peft(folder, shape, out, progress=progress)
+            facts = pack_peft(adapter.folder, shape, out, progress=progress)
         _upload(client, file, facts.digest)
     body = {
         "digest": facts.digest,
         "create_over": create_over,
         "expected_version": expect,
-        "provenance": {"source": f"{getpass.getuser()}: {folder.absolute().name}", "format": "peft", "note": note},
+        "provenance": {"source": f"{getpass.getuser()}: {adapter.origin}", "format": "peft", "note": note},
     }
     answer = client.call("POST", policy_path(policy, "revisions"), body)
     if as_json:
@@ -81,6 +92,18 @@ def _base_config(client: ApiClient, policy: str, create_over: str) -> bytes:
 
 
 def _upload(client: ApiClient, file: Path, digest: str) -> None:
+    """Upload, and again where the store behind the gateway asks for a moment: what is stored twice is stored once."""
+    for last in (False, False, True):
+        try:
+            _upload_once(client, file, digest)
+            return
+        except ArtifactUnavailable as error:
+            if last or error.retry_after_s is None:
+                raise
+            time.sleep(min(error.retry_after_s, MAX_WAIT_S))
+
+
+def _upload_once(client: ApiClient, file: Path, digest: str) -> None:
     size = file.stat().st_size
     done = 0
     with byte_progress("Uploading") as progress:

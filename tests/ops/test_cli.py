@@ -19,6 +19,7 @@ from ops.supervise.state import Identity, MeshState, Phase, ProcessState, Superv
 
 from ..models import make_adapter, make_tiny_base
 from .stub_gateway import StubGateway, error, stub_gateway
+from .stub_hub import COMMIT, stub_hub
 
 POLICY = {
     "policy": "acme/support",
@@ -289,6 +290,35 @@ def test_publish_packs_uploads_and_names(roost: Roost, adapter: Path) -> None:
     assert upload.path.endswith(named.json["digest"])
     assert named.json["expected_version"] == 3
     assert named.json["provenance"]["note"] == "tuned"
+
+
+def test_publish_takes_an_adapter_of_the_hub(roost: Roost, adapter: Path) -> None:
+    files = {("acme/lora", file.name): file.read_bytes() for file in (adapter / "adapter").iterdir()}
+    with stub_gateway(publishing(adapter, known=True)) as gateway, stub_hub(files) as hub:
+        folder = publish(roost, adapter, gateway)
+        done = roost("publish", "acme/support", "hf:acme/lora@v1", cwd=adapter, url=gateway.url, HF_ENDPOINT=hub.url)
+    assert (folder.returncode, done.returncode) == (0, 0), done.stderr
+    first, second = (asked.json for asked in gateway.asked if asked.method == "POST")
+    assert first["digest"] == second["digest"]
+    assert second["provenance"]["source"].endswith(f": hf:acme/lora@{COMMIT}")
+
+
+def test_publish_uploads_again_where_the_store_asks_for_a_moment(
+    roost: Roost, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("ops.cli.publish.time.sleep", waited.append)
+    with stub_gateway(publishing(adapter, known=True)) as gateway:
+        assert publish(roost, adapter, gateway).returncode == 0
+        upload = next(name for name in gateway.answers if name.startswith("PUT"))
+        gateway.answers[upload] = (503, error("artifact_unavailable", "the object store is too busy"))
+        busy = roost("publish", "acme/support", "adapter", cwd=adapter, url=gateway.url)
+        gateway.answers[upload] = (502, error("artifact_unavailable", "the object store refuses us"))
+        refused = roost("publish", "acme/support", "adapter", cwd=adapter, url=gateway.url)
+    assert (busy.returncode, refused.returncode) == (1, 1)
+    assert "too busy" in busy.stderr
+    assert waited == [7.0, 7.0]
+    assert sum(asked.method == "PUT" for asked in gateway.asked) == 1 + 3 + 1
 
 
 def test_publishing_to_a_new_policy_needs_its_base(roost: Roost, adapter: Path) -> None:
