@@ -15,12 +15,14 @@ from typing import Any, get_origin
 import msgspec
 
 from backends.interface import EngineSettings
+from catalog.artifacts import StoreLocation, check_location
 from catalog.names import check_base, check_part
 from wire.outcomes import InvalidRequest
 
 ENVIRONMENT_PREFIX = "ROOST_"
 NESTING = "__"
 DEFAULT_FILE = "roost.toml"
+_OUTSIDE_TABLES = frozenset({"state_dir", "store", "store_endpoint", "store_region"})
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -82,12 +84,24 @@ class NodeConfig(Section, frozen=True):
 
 
 class RoostConfig(Section, frozen=True):
-    """A deployment on one host. Everything that it writes is under ``state_dir``."""
+    """A deployment on one host. Everything that it writes is under ``state_dir``, but for artifacts with a ``store``.
+
+    ``store`` is ``s3://bucket/prefix``, ``gs://``, ``az://`` or ``file:///folder``; ``store_endpoint`` is for servers
+    that speak S3 at an address of their own. Keys to it are read from the environment, never from here.
+    """
 
     state_dir: str = ".roost"
+    store: str = ""
+    store_endpoint: str = ""
+    store_region: str = ""
     registrar: RegistrarConfig = RegistrarConfig()
     gateway: GatewayConfig = GatewayConfig()
     node: NodeConfig = NodeConfig()
+
+    @property
+    def location(self) -> StoreLocation:
+        """Where artifacts lie."""
+        return StoreLocation(self.store, self.store_endpoint, self.store_region)
 
 
 def load(
@@ -164,6 +178,7 @@ def _anchored(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _check_meaning(config: RoostConfig) -> None:
     gateway, node = config.gateway, config.node
+    check_location(config.location)
     if not 0 < gateway.port < 65536:
         raise _invalid("gateway.port", f"expected 1 to 65535, got {gateway.port}")
     if gateway.anonymous and not is_loopback(gateway.host):
@@ -221,11 +236,11 @@ def _positive_numbers(config: RoostConfig) -> list[tuple[str, float]]:
 
 
 def _path_of_variable(variable: str) -> tuple[str, ...] | None:
-    """``ROOST_GATEWAY__PORT`` -> ("gateway", "port"). Without ``__`` only ``ROOST_STATE_DIR`` is a setting."""
+    """``ROOST_GATEWAY__PORT`` -> ("gateway", "port"). Without ``__`` only what is in no table is a setting."""
     if not variable.startswith(ENVIRONMENT_PREFIX):
         return None
     path = tuple(variable.removeprefix(ENVIRONMENT_PREFIX).lower().split(NESTING))
-    return path if len(path) > 1 or path == ("state_dir",) else None
+    return path if len(path) > 1 or path[0] in _OUTSIDE_TABLES else None
 
 
 def _parse_text(path: tuple[str, ...], text: str, variable: str) -> object:

@@ -87,6 +87,7 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
         RegistrarSettings(
             catalog_dir=str(layout.catalog),
             store_dir=str(layout.store),
+            store=config.location,
             endpoint=registrar_endpoint,
             feed_endpoint=registrar_feed,
             map_bytes=config.registrar.map_bytes,
@@ -98,6 +99,7 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
             endpoint=node.endpoint,
             feed_endpoint=node.feed_endpoint,
             store_dir=str(layout.store),
+            store=config.location,
             run_dir=str(layout.run),
             log_dir=str(layout.logs),
             engines=engine_settings(config.node, fingerprints),
@@ -108,6 +110,7 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
         GatewaySettings(
             catalog_dir=str(layout.catalog),
             store_dir=str(layout.store),
+            store=config.location,
             registrar_endpoint=registrar_endpoint,
             nodes=(node,),
             curve=_curve(GATEWAY, keys),

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import obstore
 from blake3 import blake3
+from obstore.exceptions import AlreadyExistsError
 
 from wire.outcomes import ArtifactUnavailable, StorageFull
 
@@ -77,6 +79,24 @@ class ObjectStore:
             except FileNotFoundError:
                 return False
         return found["size"] == size and found["last_modified"].timestamp() > self.now() - RENEW_AFTER_S
+
+    def probe(self) -> None:
+        """Find out whether this store does what artifacts need, with a small object that goes again.
+
+        Raises ArtifactUnavailable, StorageFull.
+        """
+        key = f"partial/probe-{secrets.token_hex(8)}"
+        with told("list the object store"):
+            next(obstore.list(self._brisk, "partial", chunk_size=1), None)
+        with told("write to the object store"):
+            obstore.put(self._brisk, key, b"probe", mode="create", use_multipart=False)
+        try:
+            with told("write to the object store under a condition"), contextlib.suppress(AlreadyExistsError):
+                obstore.put(self._brisk, key, b"probe", mode="create", use_multipart=False)
+                raise ArtifactUnavailable("the object store ignores conditions: it would give one name twice")
+        finally:
+            with told("delete from the object store"):
+                obstore.delete(self._brisk, key)
 
     @contextlib.contextmanager
     def open(self, digest: str) -> Iterator[ObjectSource]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import typer
 from rich.text import Text
 
-from wire.outcomes import RoostError
+from wire.outcomes import ArtifactUnavailable, RoostError, StorageFull
 
 from ..config import RoostConfig, load
 from ..layout import Layout
@@ -155,6 +155,23 @@ def check_disk(_config: RoostConfig, layout: Layout) -> Finding:
     )
 
 
+def check_store(config: RoostConfig, layout: Layout) -> Finding:
+    location = config.location
+    if not location.remote:
+        return Finding("artifact store", Grade.OK, location.url or f"{layout.store}, a folder")
+    # the client of object stores is loaded where one is used
+    from catalog.objects.store import ObjectStore
+
+    try:
+        ObjectStore(location.url, endpoint=location.endpoint, region=location.region).probe()
+    except (ArtifactUnavailable, StorageFull) as error:
+        return Finding(
+            "artifact store", Grade.FAIL, f"{location.url}: {error.message}",
+            "roost needs to list, read, put and delete there, with keys from the environment",
+        )  # fmt: skip
+    return Finding("artifact store", Grade.OK, f"{location.url}: lists, writes and deletes; a name is given once")
+
+
 def _version(name: str) -> str | None:
     try:
         return metadata.version(name)
@@ -164,5 +181,5 @@ def _version(name: str) -> str | None:
 
 CHECKS: tuple[Check, ...] = (
     check_python, check_engine_packages, check_torch, check_plugin, check_port, check_shared_memory,
-    check_permissions, check_disk,
+    check_permissions, check_disk, check_store,
 )  # fmt: skip

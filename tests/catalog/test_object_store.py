@@ -24,7 +24,9 @@ from tests.object_storage import (
     REGION,
     SECRET,
     FaultyProxy,
+    Handler,
     ObjectServer,
+    Reply,
     answer,
     corrupt,
     cut,
@@ -342,6 +344,28 @@ with ObjectStore(url, endpoint=endpoint, region="us-east-1").writer(announced or
         self.kill(bucket, "", lambda: any("x-amz-copy-source" in seen.headers for seen in list(bucket.proxy.seen)))
         assert bucket.straight.size(digest) is None
         assert [key.startswith("some/prefix/partial/") for key in bucket.objects()] == [True]
+
+
+class TestProbe:
+    def test_a_store_that_does_what_is_needed_is_left_as_it_was(self, bucket: Bucket) -> None:
+        bucket.store.probe()
+        assert bucket.objects() == {}
+
+    def test_one_that_ignores_conditions_is_told(self, bucket: Bucket) -> None:
+        def forgetful(handler: Handler, ask: Callable[[], Reply]) -> None:
+            del handler.headers["if-none-match"]
+            handler.give(ask())
+
+        bucket.proxy.inject(forgetful, method="PUT")
+        with pytest.raises(ArtifactUnavailable, match="ignores conditions"):
+            bucket.store.probe()
+        assert bucket.objects() == {}
+
+    @pytest.mark.parametrize(("method", "doing"), [("GET", "list"), ("PUT", "write to"), ("POST", "delete from")])
+    def test_what_it_refuses_is_named(self, bucket: Bucket, method: str, doing: str) -> None:
+        bucket.proxy.inject(answer(403, "AccessDenied"), method=method)
+        with pytest.raises(ArtifactUnavailable, match=f"can't {doing} the object store.*credentials"):
+            bucket.store.probe()
 
 
 class TestSecrets:

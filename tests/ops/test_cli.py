@@ -18,6 +18,7 @@ from ops.layout import Layout, write_private
 from ops.supervise.state import Identity, MeshState, Phase, ProcessState, SupervisorLock, write_state
 
 from ..models import make_adapter, make_tiny_base
+from ..object_storage import SECRET, ObjectServer
 from .stub_gateway import StubGateway, error, stub_gateway
 from .stub_hub import COMMIT, stub_hub
 
@@ -440,6 +441,18 @@ def test_doctor_tells_a_port_that_is_taken(roost: Roost, tmp_path: Path) -> None
     assert found["port"]["grade"] == "fail"
     assert "--port" in found["port"]["advice"]
     assert found["python"]["grade"] == "ok"
+
+
+@pytest.mark.usefixtures("s3_keys")
+def test_doctor_tries_the_object_store(roost: Roost, tmp_path: Path, s3: ObjectServer) -> None:
+    def found(bucket: str) -> dict[str, str]:
+        done = roost("doctor", "--json", cwd=tmp_path, ROOST_STORE=f"s3://{bucket}/p", ROOST_STORE_ENDPOINT=s3.endpoint)
+        assert SECRET not in done.stdout + done.stderr
+        return next(finding for finding in json.loads(done.stdout) if finding["check"] == "artifact store")
+
+    assert found(s3.new_bucket())["grade"] == "ok"
+    missing = found("no-such-bucket")
+    assert (missing["grade"], "NoSuchBucket" in missing["detail"]) == ("fail", True)
 
 
 def test_curve_keys_are_made_once(roost: Roost, tmp_path: Path) -> None:

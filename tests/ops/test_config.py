@@ -31,6 +31,10 @@ ENGINE = {"base": "smol", "model_path": "/models/smol"}
         ({"node": {"arena_bytes": -1}}, "node.arena_bytes: expected a positive number, got -1"),
         ({"node": {"name": "UPPER"}}, "node.name"),
         ({"node": {"endpoint": "udp://x"}}, "node.endpoint: expected ipc:///path/to/socket or tcp://host:port"),
+        ({"store": "ftp://x"}, "store: expected s3://"),
+        ({"store": "s3://key:secret@bucket"}, "store: credentials and options have no place in the URL"),
+        ({"store": "s3://bucket", "store_endpoint": "host"}, "store_endpoint: expected https://host:port"),
+        ({"store_region": "here"}, "store: an endpoint and a region are for object stores"),
         ({"gatway": {}}, "gatway: no such setting"),
         ({"gateway": 8080}, "gateway: expected a table, got int"),
         ({"gateway": {"port": 70000}}, "gateway.port: expected 1 to 65535, got 70000"),
@@ -139,7 +143,7 @@ def test_every_tuning_of_a_process_can_be_configured() -> None:
     """What a process may be told has a place in roost.toml, or follows from it."""
     derived = {
         "catalog_dir", "store_dir", "run_dir", "log_dir", "registrar_endpoint", "registrar_feed", "nodes", "node",
-        "curve",
+        "curve", "store",
     }  # fmt: skip
     for table, settings in ((NodeConfig, SidecarSettings), (GatewayConfig, GatewaySettings)):
         offered = {field.name for field in msgspec.structs.fields(table)}

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ops.config import check
+from catalog.artifacts import StoreLocation
+from ops.config import check, load
 from ops.deployment import curve_keys, derive, gateway_url
 from ops.layout import MAX_SOCKET_PATH, Layout
 from wire.outcomes import InvalidRequest
@@ -20,6 +21,12 @@ def test_processes_find_each_other(tmp_path: Path) -> None:
     assert gateway.catalog_dir == registrar.catalog_dir
     assert gateway.store_dir == registrar.store_dir == sidecar.store_dir
     assert gateway.curve is None
+
+
+def test_every_process_is_told_of_the_same_store(tmp_path: Path) -> None:
+    config = load(None, {"ROOST_STORE": "s3://bucket/roost", "ROOST_STORE_ENDPOINT": "https://s3.example:9000"})
+    told = {settings.store for settings in derive(config, Layout.of(str(tmp_path)), {})}
+    assert told == {StoreLocation("s3://bucket/roost", endpoint="https://s3.example:9000")}
 
 
 def test_by_default_nothing_is_open_to_other_machines(tmp_path: Path) -> None:

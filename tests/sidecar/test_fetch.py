@@ -6,14 +6,18 @@ import asyncio
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from catalog.objects.download import PIECE_BYTES
+from catalog.objects.store import ObjectStore
 from sidecar.arena import Arena
 from sidecar.extents import HEADER_BYTES, Extent
 from sidecar.fetch import Fetcher
+from tests.object_storage import REGION, FaultyProxy, ObjectServer, answer, corrupt, delay
 from tests.sidecar.conftest import Store
 from wire.outcomes import ArtifactUnavailable, DeadlinePassed, StorageFull
 
@@ -97,3 +101,82 @@ async def test_slow_fetch_is_given_up_only_when_its_thread_has_stopped(
     with pytest.raises(asyncio.CancelledError if cancelled else DeadlinePassed):
         await fetch
     assert reads == [10]
+
+
+class TestObjectStore:
+    """The same from an object store: straight into the arena, in pieces."""
+
+    LARGE = os.urandom(3 * PIECE_BYTES + 5)
+
+    @pytest.fixture
+    def arena(self, tmp_path: Path) -> Iterator[Arena]:
+        arena = Arena("segment", 64 << 20, root=tmp_path)
+        yield arena
+        arena.close()
+
+    @pytest.fixture
+    def bucket(self, s3: ObjectServer, proxy: FaultyProxy, s3_keys: None) -> ObjectStore:
+        return ObjectStore(f"s3://{s3.new_bucket()}/p", endpoint=proxy.endpoint, region=REGION)
+
+    @pytest.fixture
+    def fetcher(self, bucket: ObjectStore, arena: Arena) -> Iterator[Fetcher]:
+        fetcher = Fetcher(bucket, arena, workers=1, timeout_s=1.0)
+        yield fetcher
+        fetcher.close()
+
+    def put(self, bucket: ObjectStore, data: bytes) -> str:
+        with bucket.writer() as writer:
+            writer.write(data)
+            return writer.commit().digest
+
+    async def test_bytes_arrive_and_are_sealed(self, bucket: ObjectStore, arena: Arena, fetcher: Fetcher) -> None:
+        extent = Extent(HEADER_BYTES, len(self.LARGE), 1)
+        await fetcher.fetch(self.put(bucket, self.LARGE), extent)
+        with arena.read(extent) as view:
+            assert bytes(view) == self.LARGE
+
+    async def test_artifact_of_another_size_never_touches_the_arena(
+        self, bucket: ObjectStore, arena: Arena, fetcher: Fetcher
+    ) -> None:
+        with pytest.raises(ArtifactUnavailable, match="has 10000 bytes in the store, not 9999"):
+            await fetcher.fetch(self.put(bucket, DATA), Extent(HEADER_BYTES, len(DATA) - 1, 1))
+        assert arena.path.stat().st_blocks == 0
+
+    async def test_corrupt_bytes_are_never_sealed(
+        self, bucket: ObjectStore, arena: Arena, fetcher: Fetcher, proxy: FaultyProxy
+    ) -> None:
+        digest = self.put(bucket, self.LARGE)
+        extent = Extent(HEADER_BYTES, len(self.LARGE), 1)
+        proxy.inject(corrupt(), method="GET", times=1)
+        with pytest.raises(ArtifactUnavailable, match="corrupt"):
+            await fetcher.fetch(digest, extent)
+        with pytest.raises(ArtifactUnavailable):
+            arena.read(extent)
+        await fetcher.fetch(digest, extent)
+        with arena.read(extent) as view:
+            assert bytes(view) == self.LARGE
+
+    @pytest.mark.parametrize("cancelled", [False, True])
+    async def test_slow_fetch_is_given_up_in_time(
+        self, bucket: ObjectStore, fetcher: Fetcher, proxy: FaultyProxy, cancelled: bool
+    ) -> None:
+        digest = self.put(bucket, DATA)
+        proxy.inject(delay(8.0), method="GET")
+        started = time.monotonic()
+        fetch = asyncio.create_task(fetcher.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1)))
+        if cancelled:
+            await asyncio.sleep(0.3)
+            fetch.cancel()
+        with pytest.raises(asyncio.CancelledError if cancelled else DeadlinePassed):
+            await fetch
+        assert time.monotonic() - started < 4.0
+
+    async def test_what_the_store_says_is_passed_on(
+        self, bucket: ObjectStore, fetcher: Fetcher, proxy: FaultyProxy
+    ) -> None:
+        extent = Extent(HEADER_BYTES, len(DATA), 1)
+        with pytest.raises(ArtifactUnavailable, match="no such object"):
+            await fetcher.fetch("0" * 64, extent)
+        proxy.inject(answer(403, "AccessDenied"))
+        with pytest.raises(ArtifactUnavailable, match="refuses our credentials"):
+            await fetcher.fetch("0" * 64, extent)
