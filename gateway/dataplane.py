@@ -26,6 +26,7 @@ from .metrics import Metrics
 from .nodes import Node
 from .placement import Placer
 from .resolve import Target, resolve
+from .stickiness import selector
 from .trace import Trace, request_id
 
 _log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class DataPlane:
         caller.require(Scope.INVOKE)
         seconds = parse_timeout(headers.get(b"x-request-timeout"), self._timeouts.request_s)
         body = parse_body(exchange.body)
-        target = resolve(view, caller, body.model, selector=trace.request_id)
+        target = resolve(view, caller, body.model, selector=selector(headers, body.fields, trace.request_id))
         trace.model = target.shown
         return Job(body, target, exchange.received_at + seconds)
 

@@ -19,8 +19,9 @@ from wire.events import ArtifactFacts, Provenance, Scope
 from wire.outcomes import ArtifactUnavailable, InvalidRequest, NotFound, Retired, TooLarge
 from wire.registrar import PublishRevision
 
-from .policies import POLICY, policy_name
-from .requests import answer, commit, read_body, require
+from .described import Description, described
+from .documents import CommittedDocument, StoredDocument
+from .requests import POLICY, answer, commit, publisher_of, read_body, require
 from .services import services
 
 routes = web.RouteTableDef()
@@ -39,6 +40,7 @@ class NewRevision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @routes.head("/roost/v1/artifacts/{digest}")
+@described(Description(None, scope=Scope.PUBLISH))
 async def has_artifact(request: web.Request) -> web.Response:
     """200 where the store has the file, else 404: a client need not upload what is there."""
     require(request, Scope.PUBLISH)
@@ -50,6 +52,7 @@ async def has_artifact(request: web.Request) -> web.Response:
 
 
 @routes.put("/roost/v1/artifacts/{digest}")
+@described(Description(StoredDocument, body="application/octet-stream", scope=Scope.PUBLISH, status=201))
 async def put_artifact(request: web.Request) -> web.Response:
     """Stream a revision file into the store. It counts once its bytes have been found to be of ``digest``."""
     require(request, Scope.PUBLISH)
@@ -60,14 +63,14 @@ async def put_artifact(request: web.Request) -> web.Response:
         raise TooLarge(f"an artifact may have {most} bytes, not {request.content_length}", field="body")
     was_there = await asyncio.to_thread(shared.store.size, digest) is not None
     stored = await _receive(request, shared.store, digest, most)
-    return answer({"digest": stored.digest, "size": stored.size}, status=200 if was_there else 201)
+    return answer(StoredDocument(stored.digest, stored.size), status=200 if was_there else 201)
 
 
 @routes.post(POLICY + "/revisions")
+@described(Description(CommittedDocument, body=NewRevision, scope=Scope.PUBLISH))
 async def publish(request: web.Request) -> web.Response:
     """Check the uploaded file against the policy's base, and have the registrar name it."""
-    policy = policy_name(request)
-    asker = require(request, Scope.PUBLISH, request.match_info["tenant"])
+    policy, asker = publisher_of(request)
     new = await read_body(request, NewRevision)
     shared = services(request)
     digest = check_digest(new.digest)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
 
 from catalog.names import check_base
-from catalog.records import BaseRecord
 from gateway.auth import ALL_TENANTS
 from wire.events import Scope
 from wire.outcomes import NotFound
 from wire.registrar import AddBase
 
+from .described import Description, described
+from .documents import BaseDocument, BaseList, BaseWithConfig, CommittedDocument
 from .requests import answer, caller, commit, read_body, require
 from .services import services
 
@@ -31,29 +32,29 @@ class NewBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @routes.get("/roost/v1/bases")
+@described(Description(BaseList))
 async def list_bases(request: web.Request) -> web.Response:
+    """List the bases."""
     caller(request)
-    return answer({"bases": [base_document(base) for base in services(request).view.bases()]})
+    return answer(BaseList([BaseDocument.of(base) for base in services(request).view.bases()]))
 
 
 @routes.get("/roost/v1/bases/{name}")
+@described(Description(BaseWithConfig))
 async def show_base(request: web.Request) -> web.Response:
-    """With its config.json, which is what an adapter is packed against."""
+    """Show a base with its config.json, which is what an adapter is packed against."""
     caller(request)
     name = check_base(request.match_info["name"], "name")
     base = services(request).view.base(name)
     if base is None:
         raise NotFound(f"there is no base {name}", field="base")
-    return answer(base_document(base) | {"config": base.config})
-
-
-def base_document(base: BaseRecord) -> dict[str, Any]:
-    """A base as lists show it."""
-    return {name: getattr(base, name) for name in ("name", "fingerprint", "path", "group", "created_ms")}
+    return answer(BaseWithConfig.of(base))
 
 
 @routes.post("/roost/v1/bases")
+@described(Description(CommittedDocument, body=NewBase, scope=Scope.ADMIN, fleet=True))
 async def add_base(request: web.Request) -> web.Response:
+    """Register a base, or tell where its files moved."""
     asker = require(request, Scope.ADMIN, ALL_TENANTS)
     new = await read_body(request, NewBase)
     command = AddBase(

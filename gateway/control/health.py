@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 
 from gateway.metrics import exposition
 from wire.outcomes import JournalUnavailable
 
+from .described import Description, described
 from .requests import answer
 from .services import services
 
@@ -14,12 +17,14 @@ routes = web.RouteTableDef()
 
 
 @routes.get("/healthz")
+@described(Description(dict[str, bool], public=True))
 async def healthz(request: web.Request) -> web.Response:
     """200 for as long as the process answers."""
     return answer({"ok": True})
 
 
 @routes.get("/readyz")
+@described(Description(dict[str, Any], public=True))
 async def readyz(request: web.Request) -> web.Response:
     """200 once the catalog is open and an engine is ready; else 503 and what is missing."""
     shared = services(request)
@@ -34,6 +39,7 @@ async def readyz(request: web.Request) -> web.Response:
 
 
 @routes.get("/metrics")
+@described(Description("text/plain", public=True))
 async def metrics(request: web.Request) -> web.Response:
     """Prometheus' text format."""
     return web.Response(

@@ -13,6 +13,7 @@ from gateway.auth import ALL_TENANTS, Caller
 from wire.events import Scope
 from wire.outcomes import NotFound
 
+from .described import AFTER, LIMIT, Description, described
 from .requests import Page, answer, page, require
 from .services import services
 
@@ -22,8 +23,9 @@ Model = dict[str, Any]
 
 
 @routes.get("/v1/models")
+@described(Description(Model, scope=Scope.INVOKE, query=(AFTER, LIMIT)))
 async def list_models(request: web.Request) -> web.Response:
-    """One page. ``after`` is the last id of the page before."""
+    """List models, a page at a time: ``after`` is the last id of the page before."""
     asker = require(request, Scope.INVOKE)
     asked = page(request)
     found = _models_after(services(request).view, asker, Page(asked.after, asked.limit + 1))
@@ -40,6 +42,7 @@ async def list_models(request: web.Request) -> web.Response:
 
 
 @routes.get("/v1/models/{id:.+}")
+@described(Description(Model, scope=Scope.INVOKE))
 async def show_model(request: web.Request) -> web.Response:
     """Any base, policy, revision or channel by the name that a request would use."""
     asker = require(request, Scope.INVOKE)

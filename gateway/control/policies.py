@@ -1,54 +1,51 @@
-"""Policies: creating, looking at, rolling back and retiring them, and where their revisions' bytes are."""
+"""Policies: creating, finding and looking at them, and ending and restoring them."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 from aiohttp import web
 
-from catalog.names import STABLE, adapter_name, check_base, check_part, check_policy
-from catalog.records import PolicyRecord, RevisionRecord
+from catalog.inputs import check_label
+from catalog.names import check_base, check_policy
+from catalog.records import RevisionRecord
 from gateway.auth import ALL_TENANTS
-from gateway.nodes import Node, NodeTable
 from wire.events import Scope
-from wire.outcomes import NotFound
-from wire.registrar import CreatePolicy, RetirePolicy, Rollback
+from wire.outcomes import InvalidRequest
+from wire.registrar import ChangeLabels, CreatePolicy, DropForward, RenamePolicy, RestorePolicy, RetirePolicy
 
-from .requests import answer, caller, commit, page, read_body, require, whole_number
-from .services import Services, services
+from .bodies import Labels, NewName, NewPolicy, Versioned
+from .described import AFTER, LIMIT, Description, Query, described
+from .documents import CommittedDocument, HistoryDocument, PolicyDocument, PolicyPage, PolicyWithRevisions
+from .requests import (
+    EXPECTED_VERSION,
+    POLICY,
+    answer,
+    caller,
+    commit,
+    expected_version,
+    own_policy,
+    page,
+    publisher_of,
+    read_body,
+    require,
+    whole_number,
+)
+from .services import services
 
 routes = web.RouteTableDef()
 
-POLICY = "/roost/v1/policies/{tenant}/{name}"
-
-
-class NewPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    policy: str
-    base: str
-
-
-class Versioned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Acts only where the policy still has ``expected_version``, if one is given."""
-
-    expected_version: int | None = None
-
-
-class RollbackBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``to`` 0 means the revision before the one that ``channel`` has."""
-
-    channel: str = STABLE
-    to: int = 0
-    expected_version: int | None = None
-
-
-def policy_name(request: web.Request) -> str:
-    """The policy that the path names. Raises InvalidRequest."""
-    return check_policy(f"{request.match_info['tenant']}/{request.match_info['name']}")
+_SEARCH = (
+    Query("prefix", "Only names that begin with this."),
+    Query("label", "Only with this label: key=value. May be given more than once.", repeated=True),
+    Query("base", "Only over this base."),
+    AFTER,
+    LIMIT,
+)
 
 
 @routes.post("/roost/v1/policies")
+@described(Description(CommittedDocument, body=NewPolicy, scope=Scope.PUBLISH))
 async def create_policy(request: web.Request) -> web.Response:
+    """Create a policy over a base."""
     asker = require(request, Scope.PUBLISH)
     new = await read_body(request, NewPolicy)
     policy = check_policy(new.policy)
@@ -57,7 +54,9 @@ async def create_policy(request: web.Request) -> web.Response:
 
 
 @routes.get("/roost/v1/policies")
+@described(Description(PolicyPage, query=_SEARCH))
 async def list_policies(request: web.Request) -> web.Response:
+    """Find policies by name, label and base, a page at a time."""
     asker = caller(request)
     asked = page(request)
     prefix = request.query.get("prefix", "")
@@ -65,115 +64,101 @@ async def list_policies(request: web.Request) -> web.Response:
     if own and not prefix.startswith(own):
         # a shorter prefix asks for everything that begins with it, of which only the tenant's own is shown
         prefix = own if own.startswith(prefix) else own + prefix
-    found = services(request).view.policies(prefix=prefix, after=asked.after, limit=asked.limit + 1)
-    shown = [policy_document(record) for record in found[: asked.limit]]
-    return answer({"policies": shown, "has_more": len(found) > asked.limit})
+    base = request.query.get("base", "")
+    if base:
+        check_base(base)
+    found = services(request).view.search(
+        prefix=prefix, labels=_labels(request), base=base, after=asked.after, limit=asked.limit
+    )
+    shown = [PolicyDocument.of(record) for record in found.policies]
+    return answer(PolicyPage(shown, bool(found.after), found.after))
 
 
 @routes.get(POLICY)
+@described(Description(PolicyWithRevisions, query=(AFTER._replace(numeric=True), LIMIT)))
 async def show_policy(request: web.Request) -> web.Response:
-    record = _own_policy(request)
-    revisions, has_more = _revisions(request, record.policy)
-    shown = [revision_document(revision) for revision in revisions]
-    return answer(policy_document(record) | {"revisions": shown, "has_more": has_more})
-
-
-@routes.get(POLICY + "/where")
-async def where(request: web.Request) -> web.Response:
-    """For each revision: whether the store has it, which nodes have its bytes, which engines have it in a slot."""
-    record = _own_policy(request)
-    shared = services(request)
-    revisions, has_more = _revisions(request, record.policy)
-    tenant = record.policy.partition("/")[0]
-    shown = [_whereabouts(shared, tenant, revision) for revision in revisions]
-    return answer(
-        {"policy": record.policy, "channels": record.channels, "revisions": shown, "has_more": has_more},
-    )
+    """Show a policy with a page of its revisions."""
+    record = own_policy(request)
+    revisions, has_more = revisions_page(request, record.policy)
+    return answer(PolicyWithRevisions.told(record, revisions, has_more))
 
 
 @routes.get(POLICY + "/history")
+@described(Description(HistoryDocument))
 async def history(request: web.Request) -> web.Response:
-    record = _own_policy(request)
-    return answer({"events": services(request).view.history(record.policy)})
-
-
-@routes.post(POLICY + "/rollback")
-async def roll_back(request: web.Request) -> web.Response:
-    policy = policy_name(request)
-    asker = require(request, Scope.PUBLISH, request.match_info["tenant"])
-    body = await read_body(request, RollbackBody)
-    command = Rollback(
-        actor=asker.key_id,
-        policy=policy,
-        channel=check_part(body.channel, "channel"),
-        to=body.to,
-        expected_version=body.expected_version,
-    )
-    return await commit(request, command)
+    """Everything that happened to a policy, with who and when."""
+    record = own_policy(request)
+    return answer(HistoryDocument(services(request).view.history(record.policy)))
 
 
 @routes.post(POLICY + "/retire")
+@described(Description(CommittedDocument, body=Versioned, scope=Scope.PUBLISH))
 async def retire(request: web.Request) -> web.Response:
-    policy = policy_name(request)
-    asker = require(request, Scope.PUBLISH, request.match_info["tenant"])
+    """Retire a policy: it is served no more, and its name stays taken."""
+    policy, asker = publisher_of(request)
     body = await read_body(request, Versioned)
-    return await commit(
-        request, RetirePolicy(actor=asker.key_id, policy=policy, expected_version=body.expected_version)
-    )
+    command = RetirePolicy(actor=asker.key_id, policy=policy, expected_version=body.expected_version)
+    return await commit(request, command)
 
 
-def policy_document(record: PolicyRecord) -> dict[str, Any]:
-    """A policy as it is shown."""
-    return {name: getattr(record, name) for name in record.__struct_fields__}
+@routes.post(POLICY + "/restore")
+@described(Description(CommittedDocument, body=Versioned, scope=Scope.PUBLISH))
+async def restore(request: web.Request) -> web.Response:
+    """Serve a retired policy again, as it was."""
+    policy, asker = publisher_of(request)
+    body = await read_body(request, Versioned)
+    command = RestorePolicy(actor=asker.key_id, policy=policy, expected_version=body.expected_version)
+    return await commit(request, command)
 
 
-def revision_document(record: RevisionRecord) -> dict[str, Any]:
-    """A revision as it is shown."""
-    facts = record.artifact
-    return {
-        "revision": record.revision,
-        **{name: getattr(facts, name) for name in facts.__struct_fields__},
-        "provenance": record.provenance,
-        "actor": record.actor,
-        "published_ms": record.published_ms,
-    }
+@routes.post(POLICY + "/rename")
+@described(Description(CommittedDocument, body=NewName, scope=Scope.PUBLISH))
+async def rename(request: web.Request) -> web.Response:
+    """Give a policy another name within its tenant; the former name forwards to it."""
+    policy, asker = publisher_of(request)
+    body = await read_body(request, NewName)
+    command = RenamePolicy(actor=asker.key_id, policy=policy, to=body.to, expected_version=body.expected_version)
+    return await commit(request, command)
 
 
-def _own_policy(request: web.Request) -> PolicyRecord:
-    name = policy_name(request)
-    asker = caller(request)
-    asker.require_tenant(request.match_info["tenant"])
-    record = services(request).view.policy(name)
-    if record is None:
-        raise NotFound(f"there is no policy {name}", field="policy")
-    return record
+@routes.delete(POLICY + "/forwards/{former}")
+@described(Description(CommittedDocument, scope=Scope.PUBLISH, query=(EXPECTED_VERSION,)))
+async def drop_forward(request: web.Request) -> web.Response:
+    """Free a former name, given without its tenant."""
+    policy, asker = publisher_of(request)
+    name = check_policy(f"{request.match_info['tenant']}/{request.match_info['former']}", "former")
+    command = DropForward(actor=asker.key_id, policy=policy, name=name, expected_version=expected_version(request))
+    return await commit(request, command)
 
 
-def _revisions(request: web.Request, policy: str) -> tuple[list[RevisionRecord], bool]:
+@routes.post(POLICY + "/labels")
+@described(Description(CommittedDocument, body=Labels, scope=Scope.PUBLISH))
+async def change_labels(request: web.Request) -> web.Response:
+    """Set labels and remove others."""
+    policy, asker = publisher_of(request)
+    body = await read_body(request, Labels)
+    command = ChangeLabels(
+        actor=asker.key_id, policy=policy, labels=body.labels, remove=body.remove,
+        expected_version=body.expected_version,
+    )  # fmt: skip
+    return await commit(request, command)
+
+
+def revisions_page(request: web.Request, policy: str) -> tuple[list[RevisionRecord], bool]:
+    """The revisions that the query's ``after`` and ``limit`` ask for, and whether there are more."""
     limit = page(request).limit
     after = whole_number(request, "after", 0)
     found = services(request).view.revisions(policy, after=after, limit=limit + 1)
     return found[:limit], len(found) > limit
 
 
-def _whereabouts(shared: Services, tenant: str, record: RevisionRecord) -> dict[str, Any]:
-    facts = record.artifact
-    return {
-        "revision": record.revision,
-        "digest": facts.digest,
-        "size": facts.size,
-        "in_store": shared.store.size(facts.digest) is not None,
-        "nodes": _on_nodes(shared.nodes, adapter_name(tenant, facts.digest), facts.digest),
-    }
-
-
-def _on_nodes(nodes: NodeTable, adapter: str, digest: str) -> list[dict[str, Any]]:
-    return [
-        {"node": node.name, "residency": node.resident.get(digest, "absent"), "engines": _engines_with(node, adapter)}
-        for node in nodes
-        if digest in node.resident or _engines_with(node, adapter)
-    ]
-
-
-def _engines_with(node: Node, adapter: str) -> list[str]:
-    return [engine.engine for engine in node.engines.values() if adapter in engine.serving]
+def _labels(request: web.Request) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for text in request.query.getall("label", ()):
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidRequest(f"label {text[:80]!a}: expected key=value", field="label")
+        check_label(key, value, "label")
+        if labels.setdefault(key, value) != value:
+            raise InvalidRequest(f"label {key} can't have two values", field="label")
+    return labels

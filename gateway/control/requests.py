@@ -9,14 +9,20 @@ import msgspec
 from aiohttp import web
 
 from catalog.checks import WriteCommand
+from catalog.names import check_policy
+from catalog.records import PolicyRecord
 from gateway.auth import Caller
 from wire.events import Scope
-from wire.outcomes import InvalidRequest, TooLarge
+from wire.outcomes import InvalidRequest, NotFound, TooLarge
 
+from .described import Query
+from .documents import CommittedDocument
 from .services import services
 
 T = TypeVar("T")
 
+POLICY = "/roost/v1/policies/{tenant}/{name}"
+EXPECTED_VERSION = Query("expected_version", "Act only if the policy has this version.", numeric=True)
 MAX_BODY_BYTES = 8 << 20
 MAX_PAGE = 1000
 DEFAULT_PAGE = 100
@@ -95,5 +101,34 @@ def answer(document: Any, status: int = 200) -> web.Response:
 
 async def commit(request: web.Request, command: WriteCommand) -> web.Response:
     """Have the registrar run ``command``, and tell what it committed. Raises what it refuses with."""
-    committed = await services(request).registrar.run(command)
-    return answer({name: getattr(committed, name) for name in committed.__struct_fields__})
+    return answer(CommittedDocument.told(await services(request).registrar.run(command)))
+
+
+def policy_name(request: web.Request) -> str:
+    """The policy that the path names. Raises InvalidRequest."""
+    return check_policy(f"{request.match_info['tenant']}/{request.match_info['name']}")
+
+
+def publisher_of(request: web.Request) -> tuple[str, Caller]:
+    """The policy that the path names, and who wants to change it. Raises Unauthenticated and Forbidden."""
+    policy = policy_name(request)
+    return policy, require(request, Scope.PUBLISH, request.match_info["tenant"])
+
+
+def own_policy(request: web.Request) -> PolicyRecord:
+    """The policy that the path names, by its present or a former name, for any key of its tenant.
+
+    Raises Unauthenticated, Forbidden and NotFound.
+    """
+    name = policy_name(request)
+    caller(request).require_tenant(request.match_info["tenant"])
+    record = services(request).view.policy(name)
+    if record is None:
+        raise NotFound(f"there is no policy {name}", field="policy")
+    return record
+
+
+def expected_version(request: web.Request) -> int | None:
+    """What the query demands of the policy's version, for methods without a body. Raises InvalidRequest."""
+    expected = whole_number(request, "expected_version", -1)
+    return expected if expected >= 0 else None

@@ -17,6 +17,7 @@ from wire.events import Scope
 from wire.node import EngineReport
 from wire.outcomes import JournalUnavailable
 
+from .described import Description, described
 from .requests import answer, require
 from .services import Services, services
 
@@ -29,6 +30,7 @@ References = dict[tuple[str, str], list[str]]
 
 
 @routes.get("/roost/v1/status")
+@described(Description(dict[str, Any], scope=Scope.ADMIN))
 async def status(request: web.Request) -> web.Response:
     """Nodes, engines, what their slots hold, and the catalog's position. Other tenants' adapters are left out."""
     asker = require(request, Scope.ADMIN)

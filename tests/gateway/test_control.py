@@ -163,6 +163,19 @@ async def test_a_model_that_is_not_there(tmp_path: Path, name: str, status: int)
 
 
 DIGEST = "0" * 64
+POLICY_CHANGES = [
+    ("POST", "restore"),
+    ("POST", "promote"),
+    ("POST", "rename"),
+    ("DELETE", "forwards/former"),
+    ("POST", "labels"),
+    ("PUT", "retention"),
+    ("POST", "prune"),
+    ("POST", "revisions/1/retire"),
+    ("POST", "revisions/1/restore"),
+    ("POST", "training"),
+    ("DELETE", "training/rollout"),
+]
 ROUTES: list[tuple[str, str, Scope]] = [
     ("GET", "/v1/models", Scope.INVOKE),
     ("GET", "/v1/models/acme/bot", Scope.INVOKE),
@@ -174,12 +187,14 @@ ROUTES: list[tuple[str, str, Scope]] = [
     ("DELETE", f"{ADMIN}/policies/acme/bot/channels/x", Scope.PUBLISH),
     ("POST", f"{ADMIN}/policies/acme/bot/rollback", Scope.PUBLISH),
     ("POST", f"{ADMIN}/policies/acme/bot/retire", Scope.PUBLISH),
+    *((method, f"{ADMIN}/policies/acme/bot/{path}", Scope.PUBLISH) for method, path in POLICY_CHANGES),
     ("GET", f"{ADMIN}/status", Scope.ADMIN),
     ("POST", f"{ADMIN}/bases", Scope.ADMIN),
     ("POST", f"{ADMIN}/keys", Scope.ADMIN),
     ("GET", f"{ADMIN}/keys", Scope.ADMIN),
     ("DELETE", f"{ADMIN}/keys/x", Scope.ADMIN),
     ("POST", f"{ADMIN}/orphans/collect", Scope.ADMIN),
+    ("POST", f"{ADMIN}/artifacts/collect", Scope.ADMIN),
 ]
 
 
@@ -212,15 +227,17 @@ async def test_another_tenants_policies_are_out_of_reach_whether_they_exist_or_n
                 ("DELETE", f"{ADMIN}/policies/{name}/channels/x"),
                 ("POST", f"{ADMIN}/policies/{name}/rollback"),
                 ("POST", f"{ADMIN}/policies/{name}/retire"),
+                ("GET", f"{ADMIN}/policies/{name}/training"),
+                *((method, f"{ADMIN}/policies/{name}/{path}") for method, path in POLICY_CHANGES),
             ):
                 assert (await mesh.ask(method, path, headers=rival)).status == 403, path
             assert (await mesh.chat(name, headers=rival)).status == 403
         body = {"policy": "acme/new", "base": BASE}
         assert (await mesh.ask("POST", f"{ADMIN}/policies", json=body, headers=rival)).status == 403
         listed = (await mesh.ask("GET", f"{ADMIN}/policies?prefix=acme/", headers=rival)).json
-        assert listed == {"policies": [], "has_more": False}
+        assert listed == {"policies": [], "has_more": False, "after": ""}
         # fleet-wide things are for a key of all tenants
-        for method, path in (("POST", f"{ADMIN}/bases"), ("POST", f"{ADMIN}/orphans/collect")):
+        for method, path in [("POST", f"{ADMIN}/{path}") for path in ("bases", "orphans/collect", "artifacts/collect")]:
             assert (await mesh.ask(method, path, headers=rival)).status == 403
 
 
