@@ -27,8 +27,11 @@ _SESSION = {
 _DURABLE = frozenset({"on", "local", "remote_write", "remote_apply"})
 
 # What a database that is away, stopping, starting or overloaded is met with. Some RoostErrors are OSErrors too: who
-# lets them pass catches them first.
-TROUBLE = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+# lets them pass catches them first. The last is what asyncpg says of a connection on which it did not expect to hear
+# that the server is ending.
+TROUBLE = (
+    OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError,
+)  # fmt: skip
 
 
 async def connect(url: str) -> Connection:

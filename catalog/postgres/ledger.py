@@ -186,8 +186,8 @@ class PostgresLedger:
 
     def _lost(self, error: BaseException) -> None:
         """Never use a connection again that something went wrong on."""
-        _log.warning("the connection to PostgreSQL is given up: %s", said(error))
         if self._connection is not None:
+            _log.warning("the connection to PostgreSQL is given up: %s", said(error))
             self._connection.terminate()
             self._connection = None
 
