@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from wire.events import Event
-from wire.outcomes import RoostError
+from wire.outcomes import NotFound, RoostError
 from wire.registrar import CollectOrphans, Committed, JournalSlice, ReadJournal, Refusal
 
 from . import inputs
@@ -93,6 +93,9 @@ def read_journal(command: ReadJournal, view: Snapshot) -> JournalSlice | Refusal
     events: list[Event] = []
     size = 0
     for event in view.journal(after=command.after):
+        if not events and event.seq != command.after + 1:
+            compacted = f"events up to {event.seq - 1} were compacted away: begin from a snapshot of the catalog"
+            return refusal(NotFound(compacted, field="after"))
         size += len(msgspec.msgpack.encode(event))
         if len(events) == command.limit or (events and size > _SLICE_BYTES):
             break

@@ -16,6 +16,8 @@ _MAX_DATABASES = 32
 _MAX_READERS = 1024
 DATA_FILE = "data.mdb"
 LOCK_FILE = "lock.mdb"
+# the snapshot that the journal continues, where older events were compacted away
+BASE_FILE = "journal-base.roost"
 
 
 class Environment:

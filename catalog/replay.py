@@ -14,9 +14,11 @@ from wire.events import Event
 from wire.outcomes import JournalUnavailable
 
 from .apply import append
+from .compaction import base_of
 from .environment import Environment
-from .layout import Txn
+from .layout import Txn, number_key
 from .snapshot import Snapshot
+from .stream import Reader, load
 
 _EVENTS_A_TRANSACTION = 10_000
 # address space of a scratch copy; the file takes what is written
@@ -50,18 +52,29 @@ def check_environment(environment: Environment, scratch_dir: Path | None = None)
         contextlib.closing(Environment.create(Path(folder), map_bytes=_SCRATCH_BYTES, durable=False)) as scratch,
         environment.begin() as txn,
     ):
-        events = rebuild(Snapshot(txn, environment.tables), scratch)
+        source = Snapshot(txn, environment.tables)
+        base = _load_base(environment, scratch)
+        events = rebuild(source, scratch, after=base)
         with scratch.begin() as rebuilt_txn:
-            rows, differences = _compare(_dump(environment, txn), _dump(scratch, rebuilt_txn))
+            rows, differences = _compare(_dump(environment, txn, base), _dump(scratch, rebuilt_txn, base))
     return Replay(events, rows, tuple(differences))
 
 
-def rebuild(source: Snapshot, into: Environment) -> int:
-    """Append and apply all events of ``source`` to an empty environment; how many there were."""
-    count = rebuild_from(source.journal(after=0), into)
-    if count != source.position():
+def rebuild(source: Snapshot, into: Environment, *, after: int = 0) -> int:
+    """Append and apply the events of ``source`` above ``after`` to an environment at that position; how many."""
+    count = rebuild_from(source.journal(after=after), into)
+    if after + count != source.position():
         raise JournalUnavailable(f"the journal is damaged: {count} events end at position {source.position()}")
     return count
+
+
+def _load_base(environment: Environment, scratch: Environment) -> int:
+    """What stands for the events that were compacted away; the position of it, 0 where there is none."""
+    base = base_of(environment.path)
+    if base is None:
+        return 0
+    with base.open("rb") as file:
+        return load(Reader(file), scratch).position
 
 
 def rebuild_from(events: Iterator[Event], into: Environment) -> int:
@@ -75,10 +88,14 @@ def rebuild_from(events: Iterator[Event], into: Environment) -> int:
     return count
 
 
-def _dump(environment: Environment, txn: Txn) -> Iterator[Row]:
+def _dump(environment: Environment, txn: Txn, base: int) -> Iterator[Row]:
+    """Everything but the events before ``base``."""
     for name, table in environment.tables.named().items():
-        for key, raw in txn.cursor(db=table.handle):
-            yield name, key, raw
+        cursor = txn.cursor(db=table.handle)
+        start = number_key(base) if name == "journal" else b""
+        if cursor.set_range(start) if start else cursor.first():
+            for key, raw in cursor.iternext():
+                yield name, key, raw
 
 
 def _compare(ours: Iterator[Row], rebuilt: Iterator[Row]) -> tuple[int, list[str]]:

@@ -27,7 +27,8 @@ from wire.events import Event
 from wire.outcomes import InvalidRequest
 
 from .apply import append
-from .environment import Environment
+from .durable import fsync_folder
+from .environment import BASE_FILE, DATA_FILE, Environment
 from .layout import LAYOUT_VERSION, MAX_KEY_BYTES, Txn, number_key
 from .names import shown
 from .snapshot import Snapshot
@@ -111,6 +112,18 @@ def write_export(
     return Summary(last, writer.rows, writer.events)
 
 
+def write_base(environment: Environment, progress: Progress = _ignore) -> int:
+    """Put a durable snapshot beside the catalog that stands for the events so far; its position. Raises OSError."""
+    part = environment.path / f"{BASE_FILE}.part"
+    with part.open("wb") as out:
+        position = write_snapshot(environment, out, progress).position
+        out.flush()
+        os.fsync(out.fileno())
+    part.replace(environment.path / BASE_FILE)
+    fsync_folder(environment.path)
+    return position
+
+
 def view_rows(environment: Environment, txn: Txn, position: int) -> Iterator[Row]:
     """All rows of the view, and of the journal the newest event."""
     for name, table in environment.tables.named().items():
@@ -187,7 +200,7 @@ def restore(file: BinaryIO, catalog_dir: Path, progress: Progress = _ignore) -> 
     Raises InvalidRequest for a damaged stream or a catalog that is there; JournalUnavailable for events that contradict
     each other.
     """
-    if (catalog_dir / "data.mdb").exists():
+    if (catalog_dir / DATA_FILE).exists():
         raise InvalidRequest(f"there is a catalog in {shown(str(catalog_dir))}: restore into a fresh folder")
     catalog_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = catalog_dir / f"restoring-{secrets.token_hex(4)}"
@@ -195,8 +208,11 @@ def restore(file: BinaryIO, catalog_dir: Path, progress: Progress = _ignore) -> 
         with contextlib.closing(Environment.create(part, map_bytes=_RESTORE_MAP_BYTES, durable=False)) as environment:
             summary = load(Reader(file), environment, progress)
             environment.sync()
-        (part / "data.mdb").rename(catalog_dir / "data.mdb")
-        _fsync_folder(catalog_dir)
+            if summary.rows:
+                write_base(environment)
+                (part / BASE_FILE).rename(catalog_dir / BASE_FILE)
+        (part / DATA_FILE).rename(catalog_dir / DATA_FILE)
+        fsync_folder(catalog_dir)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return summary
@@ -292,11 +308,3 @@ def _converted(value: Any, kind: Any) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the stream is damaged: {error}") from None
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

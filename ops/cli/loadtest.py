@@ -1,0 +1,65 @@
+"""``roost loadtest``: the benchmarks, each writing one JSON file of where it ran, its samples and its figures."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .output import ERR, tell_table
+
+app = typer.Typer(help="Benchmarks of this installation, on this machine.", no_args_is_help=True)
+
+Json = Annotated[Path, typer.Option("--json", metavar="FILE", help="Where the report goes.")]
+Seed = Annotated[int, typer.Option(help="Of everything that is random.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="A picture too: .svg, .png or .pdf.")]
+Scratch = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="On the disk to be measured.  [default: the temporary folder]")
+]
+
+
+class Scale(enum.StrEnum):
+    """How much is measured."""
+
+    SMALL = "small"
+    FULL = "full"
+
+
+ScaleOption = Annotated[Scale, typer.Option(help="small: within five minutes. full: every size, more rounds.")]
+
+
+@app.command("catalog")
+def catalog(
+    report: Json, scale: ScaleOption = Scale.SMALL, plot: Plot = None, seed: Seed = 1, scratch: Scratch = None
+) -> None:
+    """Look-ups, opens, commits and imports, from a thousand policies to ten million (full: 20 GB of disk)."""
+    from loadtest import catalog
+
+    _show(catalog.run(report, small=scale is Scale.SMALL, seed=seed, plot=plot, scratch=scratch, say=_say), report)
+
+
+@app.command("gateway")
+def gateway(report: Json, scale: ScaleOption = Scale.SMALL, seed: Seed = 1) -> None:
+    """What the gateway adds to a request, and how many a core carries."""
+    from loadtest import gateway
+
+    _show(gateway.run(report, small=scale is Scale.SMALL, seed=seed), report)
+
+
+@app.command("lease")
+def lease(report: Json, scale: ScaleOption = Scale.SMALL, seed: Seed = 1) -> None:
+    """The round trip of a lease between a gateway's socket and a sidecar."""
+    from loadtest import lease
+
+    _show(lease.run(report, small=scale is Scale.SMALL, seed=seed), report)
+
+
+def _say(text: str) -> None:
+    ERR.print(text, style="dim")
+
+
+def _show(summary: dict[str, object], report: Path) -> None:
+    tell_table(("FIGURE", "VALUE"), [(name, value) for name, value in summary.items()], empty="Nothing was measured.")
+    _say(f"Written to {report}")
