@@ -19,7 +19,7 @@ FILE = "file"
 
 
 class StoreLocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where artifacts lie: ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://account/container/prefix`` or
+    """Where artifacts lie: ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix`` or
     ``file:///folder``; an empty ``url`` means the deployment's own folder.
 
     ``endpoint`` is for stores that speak S3 (or another's language) at an address of their own. Credentials are never
@@ -120,13 +120,17 @@ def open_store(folder: Path, location: StoreLocation = OWN_FOLDER) -> ArtifactSt
     return BlobStore(_folder(location.url) if location.url else folder)
 
 
-def registrar_store(folder: Path, location: StoreLocation = OWN_FOLDER) -> RegistrarStore:
-    """The same store as the registrar's ledger needs it. Raises what ``open_store`` does."""
+def registrar_store(folder: Path, location: StoreLocation = OWN_FOLDER, *, shared: bool = False) -> RegistrarStore:
+    """The same store as the registrar's ledger needs it; ``shared`` where several of them write one journal.
+
+    Raises what ``open_store`` does.
+    """
     if location.remote:
         from .objects.presence import Presence
         from .objects.store import ObjectStore
 
-        return Presence(ObjectStore(location.url, endpoint=location.endpoint, region=location.region))
+        store = ObjectStore(location.url, endpoint=location.endpoint, region=location.region)
+        return Presence(store, shared=shared)
     return BlobStore(_folder(location.url) if location.url else folder)
 
 

@@ -19,7 +19,7 @@ from .environment import Environment
 from .exclusive import ExclusiveFolder
 from .ledger import Ledger
 from .lookahead import Lookahead
-from .migrations import migrate
+from .migrations import open_to_write
 from .registrar import Registrar, Reply
 from .settings import RegistrarSettings
 
@@ -33,10 +33,10 @@ async def serve(settings: RegistrarSettings, stop: asyncio.Event) -> None:
     """Serve until ``stop`` is set. Raises JournalUnavailable where another registrar writes this catalog, where it has
     another layout, or once the journal can't be written any more; InvalidRequest for endpoints that can't be used."""
     catalog_dir = Path(settings.catalog_dir)
-    store = registrar_store(Path(settings.store_dir), settings.store)
+    store = registrar_store(Path(settings.store_dir), settings.store, shared=bool(settings.journal))
     with (
         ExclusiveFolder(catalog_dir),
-        contextlib.closing(_environment(catalog_dir, settings.map_bytes)) as environment,
+        contextlib.closing(open_to_write(catalog_dir, settings.map_bytes)) as environment,
         contextlib.closing(_feed(settings)) as feed,
     ):
         over_journal = _over_postgres if settings.journal else _over_lmdb
@@ -96,12 +96,6 @@ async def _looking(store: RegistrarStore, registrar: Registrar) -> AsyncIterator
         yield lookahead.take
     finally:
         await lookahead.close()
-
-
-def _environment(catalog_dir: Path, map_bytes: int) -> Environment:
-    """The catalog, brought to this release's layout first."""
-    migrate(catalog_dir, map_bytes=map_bytes)
-    return Environment.create(catalog_dir, map_bytes=map_bytes)
 
 
 def _feed(settings: RegistrarSettings) -> FeedPublisher[Event]:

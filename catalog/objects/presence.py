@@ -3,6 +3,10 @@
 Whether an artifact is there is looked up before a command's turn comes, off the ledger's thread, and remembered for a
 moment. The sweep condemns orphans on the ledger's thread, where no publish can come between the look at the catalog
 and the condemnation; from then on they count as absent, while a thread of its own deletes them.
+
+Where several registrars share a journal, a condemnation holds in one of them only. There a step that has looked at the
+catalog ends when the deletion has, so that the journal's lock covers both; and what was seen a moment ago counts only
+while it is so young that no sweep may touch it.
 """
 
 from __future__ import annotations
@@ -27,6 +31,11 @@ _PAGE = 1000
 # how long a step of the sweep may keep the ledger's thread waiting
 _STEP_S = 0.005
 
+# with several registrars: no sweep goes below the first, and no look is remembered past the second, which leaves room
+# for clocks that differ
+_SHARED_LEAST_AGE_S = 1800.0
+_SHARED_TRUSTED_AGE_S = 1200.0
+
 T = TypeVar("T")
 
 
@@ -39,10 +48,11 @@ class _Old(msgspec.Struct, frozen=True):
 
 
 class Presence:
-    """``look`` is for any thread, all else for the ledger's."""
+    """``look`` is for any thread, all else for the ledger's. ``shared``: other registrars write the same journal."""
 
-    def __init__(self, store: ObjectStore, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: ObjectStore, *, shared: bool = False, now: Callable[[], float] = time.monotonic) -> None:
         self._store = store
+        self._shared = shared
         self._now = now
         self._lock = threading.Lock()
         self._found: OrderedDict[str, tuple[float, int | None]] = OrderedDict()
@@ -53,9 +63,11 @@ class Presence:
     def look(self, digest: str) -> int | None:
         """Ask the store, and remember. Bytes, or None; raises InvalidRequest and ArtifactUnavailable."""
         epoch = self._epoch
-        size = self._store.size(digest)
+        found = self._store.find(digest)
+        size = None if found is None else found.size
+        trusted = found is None or not self._shared or found.age_s < _SHARED_TRUSTED_AGE_S
         with self._lock:
-            if epoch == self._epoch:
+            if trusted and epoch == self._epoch:
                 self._found[digest] = (self._now() + _REMEMBER_S, size)
                 self._found.move_to_end(digest)
                 if len(self._found) > _REMEMBER_MOST:
@@ -79,7 +91,7 @@ class Presence:
         An artifact that is uploaded again in the very moment of its deletion is lost, and its publisher told to upload
         it again: the registrar names nothing that is not there. Raises ArtifactUnavailable.
         """
-        limit = self._store.now() - older_than_s
+        limit = self._store.now() - (max(older_than_s, _SHARED_LEAST_AGE_S) if self._shared else older_than_s)
         background = ThreadPoolExecutor(1, thread_name_prefix="sweep")
         try:
             for prefix in ("partial", "blobs"):
@@ -96,6 +108,8 @@ class Presence:
         self._condemn(frozenset(old.digest for old in orphans))
         deletion = background.submit(self._delete_now, [old.key for old in orphans])
         try:
+            if self._shared:
+                wait([deletion])
             yield from _steps(deletion)
         finally:
             # whoever stops the sweep here waits for what is under way: it must not outlive the condemnation

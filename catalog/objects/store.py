@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import obstore
 from blake3 import blake3
@@ -21,13 +22,20 @@ from wire.outcomes import ArtifactUnavailable, StorageFull
 from ..blobs import check_digest
 from .download import ObjectSource
 from .faults import told
-from .location import BRISK, PATIENT, Patience, connect
+from .location import BRISK, PATIENT, Handle, Patience, connect
 from .upload import ObjectWriter
 
 # younger than this an object is left as it is when it is uploaded again
 RENEW_AFTER_S = 900.0
 _READ_BYTES = 4 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class Found(NamedTuple):
+    """An artifact that is there: its bytes, and the seconds since they were put."""
+
+    size: int
+    age_s: float
 
 
 class ObjectStore:
@@ -64,21 +72,17 @@ class ObjectStore:
 
     def size(self, digest: str) -> int | None:
         """Bytes of the artifact; None where it is not in the store. Raises InvalidRequest and ArtifactUnavailable."""
-        key = self.key(digest)
-        with told(f"look for artifact {digest}"):
-            try:
-                return obstore.head(self._brisk, key)["size"]
-            except FileNotFoundError:
-                return None
+        found = self.find(digest)
+        return None if found is None else found.size
+
+    def find(self, digest: str) -> Found | None:
+        """The same with its age."""
+        return self._find(self._brisk, digest)
 
     def is_fresh(self, digest: str, size: int) -> bool:
         """Whether the object is there, of ``size`` bytes, and young. Raises ArtifactUnavailable."""
-        with told(f"look for artifact {digest}"):
-            try:
-                found = obstore.head(self.handle, self.key(digest))
-            except FileNotFoundError:
-                return False
-        return found["size"] == size and found["last_modified"].timestamp() > self.now() - RENEW_AFTER_S
+        found = self._find(self.handle, digest)
+        return found is not None and found.size == size and found.age_s < RENEW_AFTER_S
 
     def probe(self) -> None:
         """Find out whether this store does what artifacts need, with a small object that goes again.
@@ -124,6 +128,15 @@ class ObjectStore:
             for chunk in obstore.get(self.handle, self.key(digest)).stream(min_chunk_size=_READ_BYTES):
                 hasher.update(chunk)
         check_found(digest, hasher.hexdigest())
+
+    def _find(self, handle: Handle, digest: str) -> Found | None:
+        key = self.key(digest)
+        with told(f"look for artifact {digest}"):
+            try:
+                meta = obstore.head(handle, key)
+            except FileNotFoundError:
+                return None
+        return Found(meta["size"], self.now() - meta["last_modified"].timestamp())
 
     @staticmethod
     def _copy_to(source: ObjectSource, file: int, digest: str) -> None:

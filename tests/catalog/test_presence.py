@@ -174,6 +174,43 @@ class TestLook:
         assert presence.size(digest) is None
 
 
+class TestShared:
+    """Several registrars: what one condemns, the others don't know."""
+
+    @pytest.fixture
+    def presence(self, bucket: Bucket) -> Presence:
+        store = ObjectStore(bucket.url, endpoint=bucket.proxy.endpoint, region=REGION, now=bucket.clock)
+        return Presence(store, shared=True)
+
+    def test_a_step_that_looked_at_the_catalog_ends_after_the_deletion(
+        self, bucket: Bucket, presence: Presence
+    ) -> None:
+        bucket.put(b"orphan")
+        bucket.clock.ahead_s = 2 * HOUR_S
+        bucket.proxy.inject(delay(0.5), method="POST", path="delete")
+        asked: list[str] = []
+        steps = presence.sweep_by_folder(lambda digest: bool(asked.append(digest)), HOUR_S)
+        while not asked:
+            next(steps)
+        assert bucket.objects() == set()
+
+    def test_what_is_young_is_never_swept_and_may_be_remembered(self, bucket: Bucket, presence: Presence) -> None:
+        digest = bucket.put(b"adapter")
+        bucket.clock.ahead_s = 900.0
+        assert total(presence.sweep_by_folder(lambda _: False, 1.0)).removed == 0
+        presence.look(digest)
+        asked = bucket.proxy.count("HEAD")
+        assert presence.size(digest) == len(b"adapter")
+        assert bucket.proxy.count("HEAD") == asked
+
+    def test_what_may_be_swept_by_another_is_asked_for_again(self, bucket: Bucket, presence: Presence) -> None:
+        digest = bucket.put(b"adapter")
+        bucket.clock.ahead_s = HOUR_S
+        assert presence.look(digest) == len(b"adapter")
+        total(bucket.presence.sweep_by_folder(lambda _: False, 1800.0))
+        assert presence.size(digest) is None
+
+
 class TestRegistrar:
     @pytest.fixture
     def registrar(self, bucket: Bucket) -> Iterator[RegistrarProcess]:
