@@ -10,7 +10,7 @@ import typer
 
 from wire.outcomes import RoostError
 
-from . import base, chat, config, doctor, keys, logs, pack, policy, publish, status, up
+from . import base, catalog, chat, config, doctor, garbage, keys, loadtest, logs, pack, policy, publish, status, up
 from .output import exit_code, tell_error
 from .session import Session
 
@@ -22,12 +22,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for part in (up, status, logs, publish, chat, pack, doctor):
+for part in (up, status, logs, publish, chat, pack, garbage, doctor):
     part.register(app)
 app.add_typer(base.app, name="base")
 app.add_typer(policy.app, name="policy")
 app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
+app.add_typer(catalog.app, name="catalog")
+app.add_typer(loadtest.app, name="loadtest")
 
 
 @app.callback()

@@ -40,7 +40,7 @@ class ApiClient:
     ) -> Any:
         """The JSON answer. Raises the RoostError that the gateway told, or Unreachable."""
         encoded = None if body is None else json.dumps(body).encode()
-        target = path + (f"?{urlencode(query)}" if query else "")
+        target = path + (f"?{urlencode(query, doseq=True)}" if query else "")
         with self._answer(method, target, encoded, {"Content-Type": "application/json"}) as answer:
             return _decoded(answer.read(MAX_ANSWER_BYTES))
 

@@ -1,4 +1,4 @@
-"""``roost policy``: creating, looking at, moving and retiring policies."""
+"""``roost policy``: creating policies, finding them and looking at them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from catalog.names import check_policy
-
+from . import policy_changes, policy_keeping
 from .client import policy_path
+from .events import retention, what_happened
 from .output import size_of, tell, tell_json, tell_table, time_of
+from .policy_arguments import Policy
 from .session import AsJson, session
 
 app = typer.Typer(help="Policies: tenant/name, a behaviour over a base.", no_args_is_help=True)
-
-Policy = Annotated[str, typer.Argument(metavar="TENANT/NAME", callback=lambda text: check_policy(text))]
-Expected = Annotated[
-    int | None, typer.Option("--expect", metavar="VERSION", help="Only if the policy has this version.")
-]
-Channel = Annotated[str, typer.Option(help="The channel.")]
+policy_changes.register(app)
+policy_keeping.register(app)
 
 
 @app.command("create")
@@ -36,24 +33,28 @@ def create(context: typer.Context, policy: Policy, base: Annotated[str, typer.Op
 def list_policies(
     context: typer.Context,
     prefix: Annotated[str, typer.Option(help="Only names that begin with this.")] = "",
+    label: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only with this label.")] = None,
+    base: Annotated[str, typer.Option(help="Only over this base.")] = "",
     after: Annotated[str, typer.Option(help="Go on after this name.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List policies, in the order of their names."""
-    query = {"prefix": prefix, "after": after, "limit": limit}
+    query = {"prefix": prefix, "label": label or [], "base": base, "after": after, "limit": limit}
     answer = session(context).client().call("GET", "/roost/v1/policies", query=query)
     if as_json:
         tell_json(answer)
         return
     rows = [
         (record["policy"], record["base"], record["latest"] or "-", _channels(record["channels"], record["latest"]),
-         "retired" if record["retired"] else "")
+         _labels(record["labels"]), "retired" if record["retired"] else "")
         for record in answer["policies"]
     ]  # fmt: skip
-    tell_table(("POLICY", "BASE", "LATEST", "CHANNELS", ""), rows, empty="No policy yet: `roost publish --help`.")
+    tell_table(
+        ("POLICY", "BASE", "LATEST", "CHANNELS", "LABELS", ""), rows, empty="No policy yet: `roost publish --help`."
+    )
     if answer["has_more"]:
-        tell((f"More with: --after {answer['policies'][-1]['policy']}", "dim"))
+        tell((f"More with: --after {answer['after']}", "dim"))
 
 
 @app.command("show")
@@ -66,26 +67,42 @@ def show(context: typer.Context, policy: Policy, as_json: AsJson = False) -> Non
     retired = "  retired" if record["retired"] else ""
     tell((record["policy"], "bold"), f"  over {record['base']}  version {record['version']}{retired}")
     tell(f"channels: {_channels(record['channels'], record['latest'])}")
+    if record["labels"]:
+        tell(f"labels: {_labels(record['labels'])}")
+    if record["former"]:
+        tell(f"former names: {' '.join(record['former'])}")
+    if record["retention"]:
+        tell(f"keeps: {retention(record['retention'])}")
     rows = [
         (
             f"@{revision['revision']}", revision["digest"][:12], size_of(revision["size"]), revision["rank"],
             ",".join(revision["targets"]), time_of(revision["published_ms"]), revision["provenance"].get("source", ""),
+            "retired" if revision["retired_ms"] else "",
         )
         for revision in record["revisions"]
     ]  # fmt: skip
-    columns = ("REVISION", "DIGEST", "SIZE", "RANK", "TARGETS", "PUBLISHED", "FROM")
+    columns = ("REVISION", "DIGEST", "SIZE", "RANK", "TARGETS", "PUBLISHED", "FROM", "")
     tell_table(columns, rows, empty=f"No revision yet: `roost publish {policy} FOLDER`.")
 
 
 @app.command("where")
 def where(context: typer.Context, policy: Policy, as_json: AsJson = False) -> None:
-    """Show where each revision's bytes are: the store, a node's memory, an engine's slot."""
+    """Show what can run a policy, what a trainer restores, which revisions are in use, and where the bytes are."""
     answer = session(context).client().call("GET", policy_path(policy, "where"))
     if as_json:
         tell_json(answer)
         return
+    base, checkpoint = answer["base"], answer["checkpoint"]
+    engines = ", ".join(
+        f"{run['engine']} on {run['node']} ({run['health']}{_unfit(run)})" for run in base["deployments"]
+    )
+    tell("runs on: ", (base["name"], "bold"), f" {base['fingerprint'][:12]}: {engines or 'deployed nowhere'}")
+    tell(f"a trainer restores: {_record(checkpoint) if checkpoint else 'nothing: it keeps no checkpoint'}")
+    tell(f"channels use: {' '.join(_used(name, arms) for name, arms in answer['channels'].items())}")
+    for rollout in answer["rollouts"]:
+        tell(f"rollout: {_record(rollout)}")
     rows = [
-        (f"{policy}@{revision['revision']}", revision["digest"][:12], size_of(revision["size"]),
+        (f"{answer['policy']}@{revision['revision']}", revision["digest"][:12], size_of(revision["size"]),
          "yes" if revision["in_store"] else "MISSING", _places(revision["nodes"]), _slots(revision["nodes"]))
         for revision in answer["revisions"]
     ]  # fmt: skip
@@ -101,69 +118,10 @@ def history(context: typer.Context, policy: Policy, as_json: AsJson = False) -> 
         tell_json(answer)
         return
     rows = [
-        (event["seq"], time_of(event["at_ms"]), event["actor"] or "-", _what(event["body"]))
+        (event["seq"], time_of(event["at_ms"]), event["actor"] or "-", what_happened(event["body"]))
         for event in answer["events"]
     ]
     tell_table(("SEQ", "WHEN", "BY", "WHAT"), rows, empty="Nothing happened yet.")
-
-
-@app.command("rollback")
-def rollback(
-    context: typer.Context,
-    policy: Policy,
-    to: Annotated[int, typer.Option(min=0, help="This revision.  [default: the one before]")] = 0,
-    channel: Channel = "stable",
-    expect: Expected = None,
-    as_json: AsJson = False,
-) -> None:
-    """Point a channel at an earlier revision."""
-    body = {"channel": channel, "to": to, "expected_version": expect}
-    answer = session(context).client().call("POST", policy_path(policy, "rollback"), body)
-    if as_json:
-        tell_json(answer)
-    else:
-        tell((f"{policy}:{channel}", "bold"), f" is revision {answer['revision']} now")
-
-
-@app.command("move")
-def move(
-    context: typer.Context,
-    policy: Policy,
-    target: Annotated[
-        list[str] | None, typer.Argument(metavar="[REVISION[:WEIGHT]]...", help="Nothing: follow latest again.")
-    ] = None,
-    channel: Channel = "stable",
-    expect: Expected = None,
-    as_json: AsJson = False,
-) -> None:
-    """Point a channel at a revision, or split it between several: `move acme/support 7:95 8:5`."""
-    arms = [_arm(text) for text in target or ()]
-    body = {"target": arms, "expected_version": expect}
-    answer = session(context).client().call("PUT", policy_path(policy, "channels", channel), body)
-    if as_json:
-        tell_json(answer)
-    else:
-        shown = (
-            ", ".join(f"revision {arm['revision']} (weight {arm['weight']})" for arm in arms) or "latest, as it comes"
-        )
-        tell((f"{policy}:{channel}", "bold"), f" is {shown}")
-
-
-@app.command("retire")
-def retire(context: typer.Context, policy: Policy, expect: Expected = None, as_json: AsJson = False) -> None:
-    """Retire a policy: it is not served any more, and its name stays taken."""
-    answer = session(context).client().call("POST", policy_path(policy, "retire"), {"expected_version": expect})
-    if as_json:
-        tell_json(answer)
-    else:
-        tell("Retired " if answer["changed"] else "Was retired already: ", (policy, "bold"))
-
-
-def _arm(text: str) -> dict[str, int]:
-    revision, _, weight = text.partition(":")
-    if not revision.isdigit() or not (weight or "1").isdigit():
-        raise typer.BadParameter(f"{text!r}: expected REVISION or REVISION:WEIGHT, whole numbers")
-    return {"revision": int(revision), "weight": int(weight or 1)}
 
 
 def _channels(channels: dict[str, list[dict[str, int]]], latest: int) -> str:
@@ -187,21 +145,21 @@ def _slots(nodes: list[dict[str, Any]]) -> str:
     return ", ".join(engine for node in nodes for engine in node["engines"]) or "-"
 
 
-def _what(body: dict[str, Any]) -> str:
-    """An event in a few words."""
-    match body["t"]:
-        case "PolicyCreated":
-            return f"created over {body['base']}"
-        case "RevisionPublished":
-            return f"published revision {body['revision']} ({body['artifact']['digest'][:12]})"
-        case "ChannelMoved" if body.get("target"):
-            arms = ", ".join(f"{arm['revision']} (weight {arm['weight']})" for arm in body["target"])
-            return f"moved {body['channel']} to {arms}"
-        case "ChannelMoved":
-            return f"let {body['channel']} follow latest"
-        case "ChannelRemoved":
-            return f"removed {body['channel']}"
-        case "PolicyRetired":
-            return "retired"
-        case other:
-            return str(other)
+def _labels(labels: dict[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in labels.items())
+
+
+def _unfit(run: dict[str, Any]) -> str:
+    return f", not for {', '.join(f'@{number}' for number in run['unfit'])}" if run["unfit"] else ""
+
+
+def _record(record: dict[str, Any]) -> str:
+    revision = f", revision {record['revision']}" if record["revision"] else ""
+    return f"{record['uri']} (step {record['step']}{revision})"
+
+
+def _used(channel: str, arms: list[dict[str, Any]]) -> str:
+    """``stable=@3``, ``canary=@3:90,@4:10``."""
+    if len(arms) == 1:
+        return f"{channel}=@{arms[0]['revision']}"
+    return f"{channel}=" + (",".join(f"@{arm['revision']}:{arm['weight']}" for arm in arms) or "-")

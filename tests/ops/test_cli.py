@@ -31,10 +31,16 @@ POLICY = {
         "stable": [{"revision": 1, "weight": 1}],
         "canary": [{"revision": 1, "weight": 9}, {"revision": 2, "weight": 1}],
     },
+    "seeds": {},
+    "labels": {"team": "search"},
+    "former": ["acme/help"],
+    "retention": {"keep_last": 5},
     "retired": False,
     "created_ms": 0,
 }
-COMMITTED = {"seq": 9, "changed": True, "policy": "acme/support", "revision": 2, "digest": "00", "version": 3}
+COMMITTED = {
+    "seq": 9, "changed": True, "policy": "acme/support", "revision": 2, "digest": "00", "version": 3, "count": 4,
+}  # fmt: skip
 
 
 class Done(NamedTuple):
@@ -128,11 +134,14 @@ def test_a_name_that_is_none_is_refused_before_anything_is_sent(roost: Roost, tm
 
 
 def test_lists_are_tables_for_people_and_json_for_scripts(roost: Roost, tmp_path: Path) -> None:
-    answer = {"policies": [POLICY], "has_more": True}
+    answer = {"policies": [POLICY], "has_more": True, "after": "acme/support"}
     with stub_gateway({"GET /roost/v1/policies": (200, answer)}) as gateway:
-        table = roost("policy", "list", "--prefix", "acme/", cwd=tmp_path, url=gateway.url)
+        table = roost("policy", "list", "--prefix", "acme/", "--label", "team=search", "--label", "stage=live",
+                      "--base", "smol", cwd=tmp_path, url=gateway.url)  # fmt: skip
         script = roost("policy", "list", "--json", cwd=tmp_path, url=gateway.url)
-    assert "prefix=acme%2F" in gateway.asked[0].path
+    assert "prefix=acme%2F&label=team%3Dsearch&label=stage%3Dlive&base=smol" in gateway.asked[0].path
+    assert "label" not in gateway.asked[1].path
+    assert "team=search" in table.stdout
     assert "acme/support" in table.stdout
     assert "stable=1 canary=1:9,2:1" in table.stdout
     assert "--after acme/support" in table.stdout
@@ -157,7 +166,65 @@ def test_lists_are_tables_for_people_and_json_for_scripts(roost: Roost, tmp_path
         (
             ["move", "acme/support", "1:95", "2:5", "--channel", "canary"],
             "PUT /roost/v1/policies/acme/support/channels/canary",
-            {"target": [{"revision": 1, "weight": 95}, {"revision": 2, "weight": 5}], "expected_version": None},
+            {
+                "target": [{"revision": 1, "weight": 95}, {"revision": 2, "weight": 5}], "seed": None,
+                "expected_version": None,
+            },
+        ),
+        (
+            ["move", "acme/support", "1", "2", "--seed", "7"], "PUT /roost/v1/policies/acme/support/channels/stable",
+            {
+                "target": [{"revision": 1, "weight": 1}, {"revision": 2, "weight": 1}], "seed": 7,
+                "expected_version": None,
+            },
+        ),
+        (
+            ["promote", "acme/support", "--from", "canary"], "POST /roost/v1/policies/acme/support/promote",
+            {"channel": "stable", "source": "canary", "revision": 0, "expected_version": None},
+        ),
+        (
+            ["promote", "acme/support", "--revision", "3", "--channel", "next", "--expect", "2"],
+            "POST /roost/v1/policies/acme/support/promote",
+            {"channel": "next", "source": "", "revision": 3, "expected_version": 2},
+        ),
+        (
+            ["restore", "acme/support"], "POST /roost/v1/policies/acme/support/restore", {"expected_version": None},
+        ),
+        (
+            ["rename", "acme/support", "acme/help"], "POST /roost/v1/policies/acme/support/rename",
+            {"to": "acme/help", "expected_version": None},
+        ),
+        (
+            ["label", "acme/support", "team=search", "stage-", "empty="], "POST /roost/v1/policies/acme/support/labels",
+            {"labels": {"team": "search", "empty": ""}, "remove": ["stage"], "expected_version": None},
+        ),
+        (
+            ["retention", "acme/support", "--keep-last", "5", "--keep-days", "7"],
+            "PUT /roost/v1/policies/acme/support/retention",
+            {"retention": {"keep_last": 5, "keep_days": 7.0}, "expected_version": None},
+        ),
+        (
+            ["retention", "acme/support"], "PUT /roost/v1/policies/acme/support/retention",
+            {"retention": None, "expected_version": None},
+        ),
+        (
+            ["prune", "acme/support"], "POST /roost/v1/policies/acme/support/prune", {"expected_version": None},
+        ),
+        (
+            ["retire-revision", "acme/support", "2"], "POST /roost/v1/policies/acme/support/revisions/2/retire",
+            {"expected_version": None},
+        ),
+        (
+            ["restore-revision", "acme/support", "2"], "POST /roost/v1/policies/acme/support/revisions/2/restore",
+            {"expected_version": None},
+        ),
+        (
+            ["retain", "acme/support", "checkpoint", "s3://runs/7", "--step", "40", "--revision", "2"],
+            "POST /roost/v1/policies/acme/support/training",
+            {
+                "kind": "checkpoint", "uri": "s3://runs/7", "digest": "", "step": 40, "revision": 2,
+                "expected_version": None,
+            },
         ),
     ],
 )  # fmt: skip
@@ -173,16 +240,114 @@ def test_changes_are_sent_as_asked(
     assert json.loads(script.stdout) == COMMITTED
 
 
-def test_where_names_store_nodes_and_slots(roost: Roost, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        (["free-name", "acme/support", "acme/help"], "/forwards/help"),
+        (["free-name", "acme/support", "acme/help", "--expect", "3"], "/forwards/help?expected_version=3"),
+        (["release", "acme/support", "rollout", "s3://a?b"], "/training/rollout?uri=s3%3A%2F%2Fa%3Fb"),
+    ],
+)
+def test_what_goes_is_named_in_the_path(roost: Roost, tmp_path: Path, arguments: list[str], asked: str) -> None:
+    path = f"/roost/v1/policies/acme/support{asked}"
+    with stub_gateway({f"DELETE {path.partition('?')[0]}": (200, COMMITTED)}) as gateway:
+        done = roost("policy", *arguments, cwd=tmp_path, url=gateway.url)
+    assert (done.returncode, gateway.asked[0].path) == (0, path), done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["label", "acme/support", "team"],
+        ["promote", "acme/support"],
+        ["promote", "acme/support", "--from", "canary", "--revision", "2"],
+        ["retention", "acme/support", "--keep-days", "3"],
+        ["retain", "acme/support", "other", "s3://x"],
+        ["rename", "acme/support", "help"],
+        ["retire-revision", "acme/support", "0"],
+    ],
+)
+def test_what_makes_no_sense_is_not_sent(roost: Roost, tmp_path: Path, arguments: list[str]) -> None:
+    with stub_gateway({}) as gateway:
+        done = roost("policy", *arguments, cwd=tmp_path, url=gateway.url)
+    assert done.returncode == 2
+    assert gateway.asked == []
+
+
+def test_where_answers_the_four_questions(roost: Roost, tmp_path: Path) -> None:
     nodes = [{"node": "local", "residency": "serving", "engines": ["smol"]}]
     revision = {"revision": 1, "digest": "ab" * 32, "size": 2048, "in_store": True, "nodes": nodes}
-    answer = {"policy": "acme/support", "channels": {}, "revisions": [revision], "has_more": False}
+    engine = {"node": "local", "engine": "e0", "backend": "vllm", "health": "ready", "max_rank": 8, "unfit": [2]}
+    record = {"kind": "checkpoint", "uri": "s3://runs/7", "digest": "", "step": 40, "revision": 1, "actor": "k"}
+    answer = {
+        "policy": "acme/support",
+        "base": {"name": "smol", "fingerprint": "f" * 64, "group": "", "deployments": [engine]},
+        "checkpoint": record | {"retained_ms": 0},
+        "channels": {
+            "stable": [{"revision": 1, "digest": "ab", "weight": 1}],
+            "canary": [{"revision": 1, "digest": "ab", "weight": 9}, {"revision": 2, "digest": "cd", "weight": 1}],
+        },
+        "rollouts": [record | {"kind": "rollout", "uri": "s3://rollouts/1", "retained_ms": 0}],
+        "revisions": [revision],
+        "has_more": False,
+    }
     with stub_gateway({"GET /roost/v1/policies/acme/support/where": (200, answer)}) as gateway:
         done = roost("policy", "where", "acme/support", cwd=tmp_path, url=gateway.url)
-    assert "acme/support@1" in done.stdout
-    assert "2.0 KiB" in done.stdout
-    assert "local: serving" in done.stdout
-    assert "smol" in done.stdout
+    assert done.stdout.splitlines()[:4] == [
+        f"runs on: smol {'f' * 12}: e0 on local (ready, not for @2)",
+        "a trainer restores: s3://runs/7 (step 40, revision 1)",
+        "channels use: stable=@1 canary=@1:9,@2:1",
+        "rollout: s3://rollouts/1 (step 40, revision 1)",
+    ]
+    for told in ("acme/support@1", "2.0 KiB", "local: serving", "smol"):
+        assert told in done.stdout
+
+
+def test_show_tells_labels_former_names_and_what_is_kept(roost: Roost, tmp_path: Path) -> None:
+    answer = POLICY | {"revisions": [], "has_more": False}
+    with stub_gateway({"GET /roost/v1/policies/acme/support": (200, answer)}) as gateway:
+        done = roost("policy", "show", "acme/support", cwd=tmp_path, url=gateway.url)
+    for line in ("labels: team=search", "former names: acme/help", "keeps: the last 5"):
+        assert line in done.stdout.splitlines()
+
+
+def test_history_tells_who_did_what(roost: Roost, tmp_path: Path) -> None:
+    bodies: list[tuple[dict[str, Any], str]] = [
+        ({"t": "PolicyCreated", "policy": "a/b", "base": "smol"}, "created over smol"),
+        ({"t": "ChannelMoved", "channel": "x", "target": [{"revision": 1, "weight": 9}], "seed": 4}, "seed 4"),
+        ({"t": "PolicyRenamed", "policy": "a/b", "to": "a/c"}, "renamed from a/b to a/c"),
+        ({"t": "ForwardDropped", "policy": "a/c", "name": "a/b"}, "freed the name a/b"),
+        ({"t": "LabelsChanged", "labels": {"k": "v"}, "removed": ["w"]}, "labelled k=v, without w"),
+        ({"t": "RetentionChanged", "retention": {"keep_last": 3, "keep_days": 2.5}}, "younger than 2.5 days"),
+        ({"t": "RetentionChanged"}, "keeps every revision"),
+        ({"t": "RevisionsRetired", "revisions": [1, 2]}, "retired revision 1, 2"),
+        ({"t": "RevisionRestored", "revision": 2}, "restored revision 2"),
+        ({"t": "RecordRetained", "record": {"kind": "rollout", "uri": "s3://x"}}, "keeps rollout s3://x"),
+        ({"t": "RecordReleased", "kind": "rollout", "uri": "s3://x"}, "released rollout s3://x"),
+        ({"t": "PolicyRestored"}, "restored"),
+        ({"t": "OfALaterRelease"}, "OfALaterRelease"),
+    ]
+    events = [{"seq": seq, "at_ms": 0, "actor": "ann", "body": body} for seq, (body, _) in enumerate(bodies, start=1)]
+    with stub_gateway({"GET /roost/v1/policies/acme/support/history": (200, {"events": events})}) as gateway:
+        done = roost("policy", "history", "acme/support", cwd=tmp_path, url=gateway.url)
+    for _, told in bodies:
+        assert told in " ".join(done.stdout.split())
+    assert done.stdout.count("ann") == len(bodies)
+
+
+def test_training_records_are_listed(roost: Roost, tmp_path: Path) -> None:
+    record = {"kind": "rollout", "uri": "s3://x", "digest": "", "step": 7, "revision": 0, "actor": "", "retained_ms": 0}
+    with stub_gateway({"GET /roost/v1/policies/acme/support/training": (200, {"records": [record]})}) as gateway:
+        done = roost("policy", "training", "acme/support", cwd=tmp_path, url=gateway.url)
+    assert "s3://x" in done.stdout
+
+
+def test_gc_tells_what_went(roost: Roost, tmp_path: Path) -> None:
+    answer = {"condemned": 3, "forgotten": 1, "removed": 2, "bytes": 2048}
+    with stub_gateway({"POST /roost/v1/artifacts/collect": (200, answer)}) as gateway:
+        done = roost("gc", "--grace", "60", cwd=tmp_path, url=gateway.url)
+    assert gateway.asked[0].json == {"grace_s": 60.0, "ignore_silent": False}
+    assert "Condemned 3 artifacts; removed 2 files, 2.0 KiB" in done.stdout
 
 
 def test_a_new_key_is_shown_once(roost: Roost, tmp_path: Path) -> None:
