@@ -17,6 +17,7 @@ import msgspec
 from backends.interface import EngineSettings
 from catalog.artifacts import StoreLocation, check_location
 from catalog.names import check_base, check_part
+from catalog.postgres.address import check_address
 from wire.outcomes import InvalidRequest
 
 ENVIRONMENT_PREFIX = "ROOST_"
@@ -30,12 +31,17 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class RegistrarConfig(Section, frozen=True):
-    """Empty endpoints mean socket files in the state folder; ``tcp://`` ones get CURVE keys."""
+    """Empty endpoints mean socket files in the state folder; ``tcp://`` ones get CURVE keys.
+
+    ``journal`` is the ``postgresql://`` address that the hosts of a fleet share; empty, this host is alone.
+    """
 
     endpoint: str = ""
     feed_endpoint: str = ""
     map_bytes: int = 1 << 34
     batch_max: int = 512
+    journal: str = ""
+    view_wait_s: float = 1.0
 
 
 class GatewayConfig(Section, frozen=True):
@@ -187,6 +193,8 @@ def _check_meaning(config: RoostConfig) -> None:
             f"requests without a key are for loopback only, and gateway.host is {gateway.host}: "
             "remove `anonymous`, and make keys with `roost keys create`",
         )
+    if config.registrar.journal:
+        check_address(config.registrar.journal, "registrar.journal")
     check_part(node.name, "node.name")
     for path, endpoint in (
         ("registrar.endpoint", config.registrar.endpoint),

@@ -92,6 +92,8 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
             feed_endpoint=registrar_feed,
             map_bytes=config.registrar.map_bytes,
             batch_max=config.registrar.batch_max,
+            journal=config.registrar.journal,
+            view_wait_s=config.registrar.view_wait_s,
             curve=_curve(REGISTRAR, keys),
         ),
         SidecarSettings(

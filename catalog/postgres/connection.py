@@ -39,6 +39,17 @@ async def connect(url: str) -> Connection:
 
     Raises what is in TROUBLE where it can't be reached, and JournalUnavailable where waiting would not help.
     """
+    connection = await reach(url)
+    try:
+        await migrate(connection)
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
+
+
+async def reach(url: str) -> Connection:
+    """The same with whatever schema there is."""
     try:
         connection: Connection = await asyncpg.connect(
             url, timeout=CONNECT_S, command_timeout=STATEMENT_S, server_settings=_SESSION
@@ -47,7 +58,6 @@ async def connect(url: str) -> Connection:
         raise JournalUnavailable(f"the journal's database refuses the connection: {error}") from error
     try:
         await _check_durable(connection)
-        await migrate(connection)
     except BaseException:
         connection.terminate()
         raise

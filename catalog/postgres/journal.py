@@ -8,11 +8,12 @@ from typing import NamedTuple
 import msgspec
 
 from wire.events import Event
+from wire.outcomes import JournalUnavailable
 from wire.registrar import Committed
 
 from .connection import Connection
 from .rows import PAGE_ROWS, Changes, Key, KnownRows, Page
-from .schema import CHANNEL, LOCK_KEY
+from .schema import CHANNEL, LATEST, LOCK_KEY, Versions
 
 # events are read a page at a time, and a page of large ones ends sooner
 PAGE_EVENTS = 5000
@@ -23,7 +24,9 @@ _decode_answer = msgspec.msgpack.Decoder(Committed).decode
 
 _HEAD = """
     SELECT coalesce((SELECT max(seq) FROM roost.journal), 0) AS position,
-           floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms
+           floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms,
+           schema, layout
+    FROM roost.version
 """
 _ROWS = """
     SELECT kind, key, record FROM roost.records
@@ -64,10 +67,18 @@ class Done(NamedTuple):
 
 
 async def lock(connection: Connection) -> Head:
-    """Wait until no other transaction appends, and keep it so until this one ends."""
+    """Wait until no other transaction appends, and keep it so until this one ends.
+
+    Raises JournalUnavailable where another release has migrated the journal since this connection was made.
+    """
     await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK_KEY)
     # a statement of its own: it sees what was committed while the lock was waited for
     row = await connection.fetchrow(_HEAD)
+    found = Versions(row["schema"], row["layout"])
+    if found != LATEST:
+        raise JournalUnavailable(
+            f"the journal in PostgreSQL was migrated to version {found}, and this release writes {LATEST}"
+        )
     return Head(row["position"], row["now_ms"])
 
 

@@ -8,7 +8,7 @@ version   one row: the version of this schema, and of the layout that the record
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wire.outcomes import JournalUnavailable
 
@@ -46,37 +46,50 @@ _STEPS = (
 VERSION = len(_STEPS)
 
 
+class Versions(NamedTuple):
+    """Of the schema, and of the layout of its records."""
+
+    schema: int
+    layout: int
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.layout}"
+
+
+LATEST = Versions(VERSION, LAYOUT_VERSION)
+
+
 async def migrate(connection: Connection) -> None:
     """Bring the schema to this release's version. Raises JournalUnavailable for one of a later release."""
-    if await _versions(connection) == (VERSION, LAYOUT_VERSION):
+    if await versions(connection) == LATEST:
         return
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK_KEY)
-        found = await _versions(connection)
+        found = await versions(connection)
         if found is None:
             # whoever may not make schemas may be given one
             if not await connection.fetchval("SELECT to_regnamespace('roost') IS NOT NULL"):
                 await connection.execute("CREATE SCHEMA roost")
             await connection.execute("CREATE TABLE roost.version (schema integer NOT NULL, layout integer NOT NULL)")
             await connection.execute("INSERT INTO roost.version VALUES (0, $1)", LAYOUT_VERSION)
-            found = (0, LAYOUT_VERSION)
-        version, layout = found
-        if version > VERSION or layout > LAYOUT_VERSION:
+            found = Versions(0, LAYOUT_VERSION)
+        if found.schema > VERSION or found.layout > LAYOUT_VERSION:
             raise JournalUnavailable(
-                f"the journal in PostgreSQL has version {version}.{layout}, and this release writes "
-                f"{VERSION}.{LAYOUT_VERSION}: a later release has migrated it"
+                f"the journal in PostgreSQL has version {found}, and this release writes {LATEST}: a later release has "
+                "migrated it"
             )
-        for step in _STEPS[version:]:
+        for step in _STEPS[found.schema :]:
             await connection.execute(step)
-        if layout != LAYOUT_VERSION:
+        if found.layout != LAYOUT_VERSION:
             from .rebuild import rebuild_records
 
             await rebuild_records(connection)
         await connection.execute("UPDATE roost.version SET schema = $1, layout = $2", VERSION, LAYOUT_VERSION)
 
 
-async def _versions(connection: Connection) -> tuple[int, int] | None:
+async def versions(connection: Connection) -> Versions | None:
+    """None where there is no schema of ours yet."""
     if await connection.fetchval("SELECT to_regclass('roost.version') IS NULL"):
         return None
     row = await connection.fetchrow("SELECT schema, layout FROM roost.version")
-    return None if row is None else (row["schema"], row["layout"])
+    return None if row is None else Versions(row["schema"], row["layout"])

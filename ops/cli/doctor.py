@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import os
 import shutil
@@ -172,6 +173,21 @@ def check_store(config: RoostConfig, layout: Layout) -> Finding:
     return Finding("artifact store", Grade.OK, f"{location.url}: lists, writes and deletes; a name is given once")
 
 
+def check_journal(config: RoostConfig, _layout: Layout) -> Finding:
+    url = config.registrar.journal
+    if not url:
+        return Finding("journal", Grade.OK, "in LMDB, on this host alone")
+    # the driver of PostgreSQL is loaded where one is used
+    from catalog.postgres.address import shown
+    from catalog.postgres.examine import examine
+
+    try:
+        found = asyncio.run(examine(url))
+    except RoostError as error:
+        return Finding("journal", Grade.FAIL, f"{shown(url)}: {error.message}", "see registrar.journal in roost.toml")
+    return Finding("journal", Grade.OK, f"{shown(url)}: {found}")
+
+
 def _version(name: str) -> str | None:
     try:
         return metadata.version(name)
@@ -181,5 +197,5 @@ def _version(name: str) -> str | None:
 
 CHECKS: tuple[Check, ...] = (
     check_python, check_engine_packages, check_torch, check_plugin, check_port, check_shared_memory,
-    check_permissions, check_disk, check_store,
+    check_permissions, check_disk, check_store, check_journal,
 )  # fmt: skip

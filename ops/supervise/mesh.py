@@ -79,12 +79,23 @@ class Mesh:
             self._note(f"reading the weights of {engine.base}")
             path = absolute(engine.model_path)
             found = await asyncio.to_thread(fingerprint_of, path, self._layout.run / "fingerprints.json")
+            fingerprints[engine.base] = found.value
+            if self._registered(engine.base, found.value, str(path), found.config):
+                continue
             command = AddBase(
                 actor=ACTOR, name=engine.base, fingerprint=found.value, path=str(path), config=found.config
             )
             await self._registrar.run(command, timeout_s=COMMAND_TIMEOUT_S)
-            fingerprints[engine.base] = found.value
         return fingerprints
+
+    def _registered(self, name: str, fingerprint: str, path: str, config: bytes) -> bool:
+        """Whether the catalog has the base as it is: a start must not need a journal that may be away."""
+        view = CatalogView.open(self._layout.catalog)
+        try:
+            known = view.base(name)
+        finally:
+            view.close()
+        return known is not None and (known.fingerprint, known.path, known.config) == (fingerprint, path, config)
 
     def _known_fingerprint(self, base: str, field: str) -> str:
         view = CatalogView.open(self._layout.catalog)
