@@ -23,10 +23,11 @@ from wire.registrar import Committed, ImportedRevision, ImportRevisions, Refusal
 
 from .artifacts import RegistrarStore
 from .client import RegistrarClient
-from .environment import Environment
 from .exclusive import ExclusiveFolder
 from .ledger import Ledger
+from .migrations import open_to_write
 from .names import shown
+from .settings import RegistrarSettings
 
 BATCH = 1000
 MAX_LINE_BYTES = 1 << 16
@@ -130,17 +131,21 @@ class OfflineImporter:
 
 
 @contextlib.asynccontextmanager
-async def open_importer(
-    catalog_dir: Path, store: RegistrarStore, *, endpoint: str, map_bytes: int
-) -> AsyncIterator[Importer]:
-    """The catalog itself while no registrar has it, else its registrar at ``endpoint``. Raises JournalUnavailable."""
-    try:
-        folder = ExclusiveFolder(catalog_dir)
-    except JournalUnavailable:
-        with contextlib.closing(RegistrarClient(endpoint)) as client:
+async def open_importer(settings: RegistrarSettings, store: RegistrarStore) -> AsyncIterator[Importer]:
+    """The catalog itself while no registrar has it, else its registrar: always that where the journal is elsewhere.
+
+    Raises JournalUnavailable.
+    """
+    catalog_dir = Path(settings.catalog_dir)
+    folder = None
+    if not settings.journal:
+        with contextlib.suppress(JournalUnavailable):
+            folder = ExclusiveFolder(catalog_dir)
+    if folder is None:
+        with contextlib.closing(RegistrarClient(settings.endpoint, curve=settings.curve)) as client:
             yield OnlineImporter(client)
         return
-    with folder, contextlib.closing(Environment.create(catalog_dir, map_bytes=map_bytes)) as environment:
+    with folder, contextlib.closing(open_to_write(catalog_dir, settings.map_bytes)) as environment:
         yield OfflineImporter(Ledger(environment, store))
 
 

@@ -27,6 +27,15 @@ _log = logging.getLogger(__name__)
 _MIGRATING = "migrating"
 
 
+def open_to_write(catalog_dir: Path, map_bytes: int) -> Environment:
+    """The catalog, brought to this release's layout first; made where there is none. For who holds the folder.
+
+    Raises JournalUnavailable.
+    """
+    migrate(catalog_dir, map_bytes=map_bytes)
+    return Environment.create(catalog_dir, map_bytes=map_bytes)
+
+
 def migrate(catalog_dir: Path, *, map_bytes: int) -> int | None:
     """Migrate the catalog if it is older; the layout that it had, or None where there was nothing to do.
 

@@ -61,5 +61,5 @@ def _say(text: str) -> None:
 
 
 def _show(summary: dict[str, object], report: Path) -> None:
-    tell_table(("FIGURE", "VALUE"), [(name, value) for name, value in summary.items()], empty="Nothing was measured.")
+    tell_table(("FIGURE", "VALUE"), list(summary.items()), empty="Nothing was measured.")
     _say(f"Written to {report}")
