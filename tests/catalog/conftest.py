@@ -7,7 +7,7 @@ import pytest
 
 from tests.catalog.harness import Catalog, add_base
 from tests.catalog.postgres.harness import PostgresCatalog
-from tests.catalog.postgres.server import PostgresServer
+from loadtest.postgres import PostgresServer
 
 
 @pytest.fixture(scope="session")

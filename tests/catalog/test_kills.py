@@ -15,7 +15,7 @@ from catalog.view import CatalogView
 from tests.catalog.harness import add_base
 from tests.catalog.mixed_load import Writer
 from tests.catalog.postgres.fleet import dump, eventually_answered, fleet
-from tests.catalog.postgres.server import PostgresServer
+from loadtest.postgres import PostgresServer
 from tests.catalog.processes import RegistrarProcess, eventually
 from wire.registrar import AwaitPosition, Committed
 

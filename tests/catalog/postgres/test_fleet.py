@@ -11,9 +11,9 @@ import pytest
 
 from catalog.replay import check_catalog
 from catalog.view import CatalogView
+from loadtest.postgres import PostgresServer
 from tests.catalog.harness import BASE, add_base, upload
 from tests.catalog.postgres.fleet import dump, eventually_answered, fleet
-from tests.catalog.postgres.server import PostgresServer
 from tests.catalog.processes import RegistrarProcess, eventually
 from wire.events import Split
 from wire.outcomes import DeadlinePassed, InvalidRequest, JournalUnavailable, VersionConflict

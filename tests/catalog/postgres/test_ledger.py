@@ -15,10 +15,10 @@ from catalog.layout import LAYOUT_VERSION
 from catalog.postgres.ledger import PostgresLedger
 from catalog.postgres.local_view import LocalView
 from catalog.postgres.schema import VERSION
+from loadtest.postgres import PostgresServer
 from tests.catalog.harness import BASE, add_base, upload
 from tests.catalog.postgres.fleet import CuttingProxy
 from tests.catalog.postgres.harness import PostgresCatalog
-from tests.catalog.postgres.server import PostgresServer
 from wire.events import Split
 from wire.outcomes import JournalUnavailable, Outcome
 from wire.registrar import Committed, CreatePolicy, MoveChannel, PublishRevision, Refusal, Rollback

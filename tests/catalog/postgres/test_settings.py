@@ -9,13 +9,13 @@ import pytest
 
 from catalog.postgres.address import shown
 from catalog.postgres.examine import examine
+from loadtest.postgres import PostgresServer
 from ops.cli.doctor import Grade, check_journal
 from ops.config import RegistrarConfig, RoostConfig, check
 from ops.deployment import derive
 from ops.layout import Layout
 from tests.catalog.harness import add_base
 from tests.catalog.postgres.harness import PostgresCatalog
-from tests.catalog.postgres.server import PostgresServer
 from wire.outcomes import InvalidRequest, JournalUnavailable
 
 URL = "postgresql://roost@db.internal:5432/fleet"

@@ -1,4 +1,4 @@
-"""A real PostgreSQL of one test run: its files in a temporary folder, its socket in it, gone when the run is."""
+"""A real PostgreSQL of one run: its files in a temporary folder, its socket in it, gone when the run is."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _START_S = 60.0
 
 
 def program(name: str) -> Path:
-    """A program of PostgreSQL's, in the path or where Debian keeps the newest."""
+    """A program of PostgreSQL's, in the path or where Debian keeps the newest. Raises FileNotFoundError."""
     versions = sorted(_DEBIAN.glob(f"*/bin/{name}"), key=lambda path: float(path.parts[-3]), reverse=True)
     found = versions[0] if versions else shutil.which(name)
-    assert found, f"these tests need PostgreSQL's {name}: install the server (apt-get install postgresql)"
+    if not found:
+        raise FileNotFoundError(f"PostgreSQL's {name} is not here: install the server (apt-get install postgresql)")
     return Path(found)
 
 
@@ -39,7 +40,7 @@ def owner() -> pwd.struct_passwd:
 
 
 class PostgresServer:
-    """Started and stopped, or killed, as often as a test likes; what was committed stays."""
+    """Started and stopped, or killed, as often as one likes; what was committed stays."""
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="roost-pg-"))
@@ -52,7 +53,8 @@ class PostgresServer:
         made = [program("initdb"), "-D", self._data, "-U", "roost", "-A", "trust", "-E", "UTF8", "--locale=C"]
         # from a folder that the server's user can enter, unlike perhaps that of the tests
         done = subprocess.run([*map(str, made)], cwd="/", capture_output=True, check=False, **self._as_owner())
-        assert done.returncode == 0, done.stderr.decode()
+        if done.returncode:
+            raise RuntimeError(done.stderr.decode())
         chosen = {
             "listen_addresses": "",
             "unix_socket_directories": str(self.folder),
@@ -72,8 +74,8 @@ class PostgresServer:
             command = [str(program("postgres")), "-D", str(self._data)]
             self._postmaster = subprocess.Popen(command, cwd="/", stdout=output, stderr=output, **self._as_owner())
         while not self._ready():
-            assert self._postmaster.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
+            if self._postmaster.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"PostgreSQL did not start: {log.read_text()}")
             time.sleep(0.02)
 
     def stop(self) -> None:
@@ -85,14 +87,16 @@ class PostgresServer:
         self._end(signal.SIGKILL)
 
     def _end(self, number: signal.Signals) -> None:
-        assert self._postmaster is not None
+        if self._postmaster is None:
+            raise RuntimeError("PostgreSQL was not started")
         self._postmaster.send_signal(number)
         self._postmaster.wait(timeout=_START_S)
         self._postmaster = None
         deadline = time.monotonic() + _START_S
         # the others notice and end by themselves, and only then may it start again
         while self._in_use():
-            assert time.monotonic() < deadline
+            if time.monotonic() > deadline:
+                raise RuntimeError("PostgreSQL does not end")
             time.sleep(0.01)
 
     def kill_a_backend(self, application: str = "roost") -> None:
@@ -119,7 +123,7 @@ class PostgresServer:
             finally:
                 await connection.close()
 
-        # a loop of its own thread: tests that ask may run on one
+        # on a thread of its own: whoever asks may run on a loop
         result: list[Any] = []
         asking = threading.Thread(target=lambda: result.extend(asyncio.run(ask())))
         asking.start()
