@@ -38,6 +38,8 @@ class Patience:
 
 # for bytes: a part of an upload or a piece of a download in each request
 PATIENT = Patience(request_s=30.0, total_s=60.0)
+# for the first word of a read, which can't be given up midway
+STEADY = Patience(request_s=3.0, total_s=8.0)
 # for a question that somebody waits for
 BRISK = Patience(request_s=1.5, total_s=2.0)
 

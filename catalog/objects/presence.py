@@ -11,6 +11,7 @@ while it is so young that no sweep may touch it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -56,7 +57,8 @@ class Presence:
         self._now = now
         self._lock = threading.Lock()
         self._found: OrderedDict[str, tuple[float, int | None]] = OrderedDict()
-        self._condemned: frozenset[str] = frozenset()
+        # one set for each deletion under way: sweeps may overlap
+        self._condemned: list[frozenset[str]] = []
         # raised by every condemnation and its end: an answer that was on its way then is not remembered
         self._epoch = 0
 
@@ -81,7 +83,8 @@ class Presence:
         """
         with self._lock:
             until, size = self._found.get(digest, (0.0, None))
-        if digest in self._condemned:
+            condemned = any(digest in digests for digests in self._condemned)
+        if condemned:
             return None
         return size if until > self._now() else self.look(digest)
 
@@ -105,7 +108,9 @@ class Presence:
     def _delete(self, orphans: list[_Old], background: ThreadPoolExecutor) -> Iterator[Swept]:
         if not orphans:
             return
-        self._condemn(frozenset(old.digest for old in orphans))
+        condemned = frozenset(old.digest for old in orphans)
+        with self._changing():
+            self._condemned.append(condemned)
         deletion = background.submit(self._delete_now, [old.key for old in orphans])
         try:
             if self._shared:
@@ -114,14 +119,17 @@ class Presence:
         finally:
             # whoever stops the sweep here waits for what is under way: it must not outlive the condemnation
             wait([deletion])
-            self._condemn(frozenset())
+            with self._changing():
+                self._condemned.remove(condemned)
         yield Swept(len(orphans), sum(old.size for old in orphans))
 
-    def _condemn(self, digests: frozenset[str]) -> None:
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """While what is condemned changes, nothing that was seen before is remembered."""
         with self._lock:
             self._epoch += 1
-            self._condemned = digests
             self._found.clear()
+            yield
 
     def _delete_now(self, keys: list[str]) -> None:
         with told("clean up the object store"):

@@ -22,7 +22,7 @@ from wire.outcomes import ArtifactUnavailable, StorageFull
 from ..blobs import check_digest
 from .download import ObjectSource
 from .faults import told
-from .location import BRISK, PATIENT, Handle, Patience, connect
+from .location import BRISK, PATIENT, STEADY, Handle, Patience, connect
 from .upload import ObjectWriter
 
 # younger than this an object is left as it is when it is uploaded again
@@ -58,6 +58,7 @@ class ObjectStore:
     ) -> None:
         self.url = url
         self.handle = connect(url, patience, endpoint=endpoint, region=region)
+        self._steady = connect(url, STEADY, endpoint=endpoint, region=region)
         self._brisk = connect(url, BRISK, endpoint=endpoint, region=region)
         self.now = now
 
@@ -107,7 +108,7 @@ class ObjectStore:
         """An artifact to be read into memory. Raises ArtifactUnavailable where it is not there."""
         key = self.key(digest)
         with told(f"read artifact {digest}"):
-            size = obstore.head(self.handle, key)["size"]
+            size = obstore.head(self._steady, key)["size"]
         yield ObjectSource(self.handle, key, digest, size)
 
     @contextlib.contextmanager

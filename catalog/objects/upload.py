@@ -149,6 +149,7 @@ class _PartStream:
         self._parts: queue.Queue[bytes | None] = queue.Queue(maxsize=1)
         self._dropped = threading.Event()
         self._failure: Exception | None = None
+        self._completed = False
         self._thread = threading.Thread(target=self._upload, name="upload", daemon=True)
         self._thread.start()
 
@@ -161,6 +162,8 @@ class _PartStream:
         self._hand_over(None)
         self._thread.join()
         self._raise_failure()
+        if not self._completed:
+            raise ArtifactUnavailable("can't store an artifact: its upload ended early")
 
     def abort(self) -> None:
         """End the upload, if it has not ended, without an object."""
@@ -189,6 +192,7 @@ class _PartStream:
                 chunk_size=PART_BYTES,
                 max_concurrency=_PARTS_IN_FLIGHT,
             )
+            self._completed = True
         except _Dropped:
             return
         except Exception as error:

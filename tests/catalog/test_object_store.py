@@ -18,6 +18,7 @@ from catalog.artifacts import StoreLocation, check_location, open_store
 from catalog.blobs import BlobStore
 from catalog.objects.download import PIECE_BYTES
 from catalog.objects.location import Patience
+from catalog.objects.presence import Presence
 from catalog.objects.store import RENEW_AFTER_S, ObjectStore
 from catalog.objects.upload import PART_BYTES
 from tests.object_storage import (
@@ -299,7 +300,7 @@ class TestRead:
 
 
 class TestKilled:
-    """kill -9 of the uploader: nothing can be named, and what can be listed the sweep removes (test_presence)."""
+    """kill -9 of the uploader: nothing can be named, and what can be listed the sweep removes."""
 
     PROGRAM = """
 import sys
@@ -344,6 +345,11 @@ with ObjectStore(url, endpoint=endpoint, region="us-east-1").writer(announced or
         self.kill(bucket, "", lambda: any("x-amz-copy-source" in seen.headers for seen in list(bucket.proxy.seen)))
         assert bucket.straight.size(digest) is None
         assert [key.startswith("some/prefix/partial/") for key in bucket.objects()] == [True]
+        bucket.proxy.heal()
+        assert sum(step.removed for step in Presence(bucket.store).sweep_by_folder(lambda _: True, 3600.0)) == 0
+        bucket.clock.ahead_s = 7200.0
+        assert sum(step.removed for step in Presence(bucket.store).sweep_by_folder(lambda _: True, 3600.0)) == 1
+        assert bucket.objects() == {}
 
 
 class TestProbe:

@@ -131,6 +131,20 @@ class TestSweep:
         total(steps)
         assert bucket.presence.size(orphan) is None
 
+    def test_sweeps_that_overlap_absolve_nothing_of_each_other(self, bucket: Bucket) -> None:
+        first, second = bucket.put(b"first"), bucket.put(b"second")
+        bucket.clock.ahead_s = 2 * HOUR_S
+        bucket.proxy.inject(delay(1.0), method="POST", path="delete", times=1)
+        asked: list[str] = []
+        slow = bucket.presence.sweep_by_folder(lambda digest: bool(asked.append(digest)) or digest == second, HOUR_S)
+        while not asked:
+            next(slow)
+        total(bucket.presence.sweep_by_folder(lambda digest: digest == first, HOUR_S))
+        assert bucket.store.size(first) is not None
+        assert bucket.presence.size(first) is None
+        total(slow)
+        assert bucket.objects() == set()
+
     def test_a_store_that_refuses_is_told(self, bucket: Bucket) -> None:
         bucket.put(b"orphan")
         bucket.clock.ahead_s = 2 * HOUR_S
