@@ -24,26 +24,26 @@ STEPS = st.lists(st.tuples(st.sampled_from(["put", "delete", "get", "scan", "flu
 def test_a_buffered_table_reads_as_a_dictionary_does(tmp_path_factory: pytest.TempPathFactory, steps: object) -> None:
     folder = tmp_path_factory.mktemp("buffered")
     model: dict[bytes, str] = {}
-    with closing(Environment.create(folder, map_bytes=1 << 22, durable=False)) as environment:
-        with environment.begin(write=True) as txn:
-            table = BufferedTable(environment.tables.key_ids)
-            for number, (step, key) in enumerate(steps):  # type: ignore[arg-type, var-annotated]
-                match step:
-                    case "put":
-                        table.put(txn, key, str(number))
-                        model[key] = str(number)
-                    case "delete":
-                        table.delete(txn, key)
-                        model.pop(key, None)
-                    case "get":
-                        assert table.get(txn, key) == model.get(key)
-                    case "scan":
-                        expected = sorted(item for item in model.items() if item[0].startswith(key))
-                        assert list(table.scan(txn, prefix=key)) == expected
-                    case "flush":
-                        table.flush(txn)
-            table.flush(txn)
-            assert list(environment.tables.key_ids.scan(txn)) == sorted(model.items())
+    environment = Environment.create(folder, map_bytes=1 << 22, durable=False)
+    with closing(environment), environment.begin(write=True) as txn:
+        table = BufferedTable(environment.tables.key_ids)
+        for number, (step, key) in enumerate(steps):  # type: ignore[arg-type, var-annotated]
+            match step:
+                case "put":
+                    table.put(txn, key, str(number))
+                    model[key] = str(number)
+                case "delete":
+                    table.delete(txn, key)
+                    model.pop(key, None)
+                case "get":
+                    assert table.get(txn, key) == model.get(key)
+                case "scan":
+                    expected = sorted(item for item in model.items() if item[0].startswith(key))
+                    assert list(table.scan(txn, prefix=key)) == expected
+                case "flush":
+                    table.flush(txn)
+        table.flush(txn)
+        assert list(environment.tables.key_ids.scan(txn)) == sorted(model.items())
 
 
 def test_one_batch_of_events_leaves_the_bytes_that_one_event_at_a_time_leaves(tmp_path: Path) -> None:
