@@ -9,8 +9,12 @@ from aiohttp import web
 from gateway.http import error_answer
 from wire.outcomes import InvalidRequest, NotFound, RoostError, TooLarge
 
-from . import artifacts, bases, channels, health, keys, models, openapi, policies, retention, status, where
+from . import artifacts, bases, channels, health, keys, models, openapi, policies, position, retention, status, where
 from .services import SERVICES, Services
+
+PARTS = (
+    health, models, status, bases, policies, where, artifacts, channels, retention, keys, position, openapi,
+)  # fmt: skip
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -19,7 +23,7 @@ def make_control(shared: Services) -> web.Application:
     """The application of everything that is no data route."""
     app = web.Application(middlewares=[_tell_errors])
     app[SERVICES] = shared
-    for part in (health, models, status, bases, policies, where, artifacts, channels, retention, keys, openapi):
+    for part in PARTS:
         app.add_routes(part.routes)
     return app
 

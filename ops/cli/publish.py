@@ -44,6 +44,10 @@ def publish(
     ] = "",
     expect: Annotated[int | None, typer.Option(metavar="VERSION", help="Only if the policy has this version.")] = None,
     note: Annotated[str, typer.Option(help="Kept with the revision's history.")] = "",
+    wait: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Return once this gateway's host has it too; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Pack a PEFT adapter, upload it, and name it as the policy's next revision.
@@ -66,6 +70,9 @@ def publish(
         "provenance": {"source": f"{getpass.getuser()}: {adapter.origin}", "format": "peft", "note": note},
     }
     answer = client.call("POST", policy_path(policy, "revisions"), body)
+    for url in wait or ():
+        # the admin key of this host's mesh is for this host
+        ApiClient(url, session(context).key).call("GET", f"/roost/v1/catalog/position?reached={answer['seq']}")
     if as_json:
         tell_json(answer)
         return

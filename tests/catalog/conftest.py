@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.postgres import PostgresServer
 from tests.catalog.harness import Catalog, add_base
 from tests.catalog.postgres.harness import PostgresCatalog
-from loadtest.postgres import PostgresServer
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,10 @@ import pytest
 
 from catalog.replay import check_catalog
 from catalog.view import CatalogView
+from loadtest.postgres import PostgresServer
 from tests.catalog.harness import add_base
 from tests.catalog.mixed_load import Writer
 from tests.catalog.postgres.fleet import dump, eventually_answered, fleet
-from loadtest.postgres import PostgresServer
 from tests.catalog.processes import RegistrarProcess, eventually
 from wire.registrar import AwaitPosition, Committed
 

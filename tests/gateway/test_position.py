@@ -1,0 +1,36 @@
+"""Waiting for the view of a gateway's host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .mesh import Mesh
+from .revisions import revision_bytes
+from .test_control import ADMIN, publish
+
+POSITION = f"{ADMIN}/catalog/position"
+
+
+async def test_a_publisher_waits_until_the_view_has_his_event(tmp_path: Path) -> None:
+    async with Mesh(tmp_path) as mesh:
+        seq = (await publish(mesh, "acme/support", revision_bytes(1))).json["seq"]
+        told = await mesh.ask("GET", f"{POSITION}?reached={seq}")
+        assert (told.status, told.json) == (200, {"position": seq})
+        assert (await mesh.ask("GET", POSITION)).json == {"position": seq}
+
+
+async def test_what_does_not_come_in_time_is_a_deadline_passed(tmp_path: Path) -> None:
+    async with Mesh(tmp_path) as mesh:
+        told = await mesh.ask("GET", f"{POSITION}?reached=1000000&timeout_s=0")
+        assert (told.status, told.json["error"]["type"]) == (504, "deadline")
+        for query in ("reached=-1", "reached=x", "timeout_s=3600"):
+            assert (await mesh.ask("GET", f"{POSITION}?{query}")).status == 400
+
+
+async def test_an_idempotency_key_must_be_a_word(tmp_path: Path) -> None:
+    async with Mesh(tmp_path) as mesh:
+        body = {"policy": "acme/a", "base": "tiny"}
+        told = await mesh.ask("POST", f"{ADMIN}/policies", json=body, headers={"Idempotency-Key": "not a word"})
+        assert (told.status, told.json["error"]["param"]) == (400, "command_id")
+        told = await mesh.ask("POST", f"{ADMIN}/policies", json=body, headers={"Idempotency-Key": "a-word"})
+        assert told.status == 200
