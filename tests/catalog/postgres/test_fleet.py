@@ -9,7 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from catalog.environment import Environment
 from catalog.replay import check_catalog
+from catalog.stream import restore, write_snapshot
 from catalog.view import CatalogView
 from loadtest.postgres import PostgresServer
 from tests.catalog.harness import BASE, add_base, upload
@@ -160,6 +162,38 @@ async def test_a_host_that_comes_late_ends_with_the_same_bytes(postgres: Postgre
             await waiting.run(AwaitPosition(seq=seq))
             assert dump(late) == dump(first)
             waiting.close()
+        client.close()
+
+
+async def test_a_host_may_begin_from_a_snapshot_of_another(postgres: PostgresServer, tmp_path: Path) -> None:
+    url = postgres.database()
+    with fleet(url, hosts=1) as (first,):
+        client = first.client()
+        await client.run(add_base())
+        for number in range(20):
+            await client.run(CreatePolicy(policy=f"acme/p{number}", base=BASE))
+        environment = Environment.open(first.catalog_dir)
+        with (tmp_path / "snapshot").open("wb") as out:
+            assert write_snapshot(environment, out).position == 21
+        environment.close()
+        seq = (await client.run(CreatePolicy(policy="acme/after", base=BASE))).seq
+        late = RegistrarProcess(tmp_path, journal=url, store=first.folder / "store")
+        with (tmp_path / "snapshot").open("rb") as source:
+            restore(source, late.catalog_dir)
+        late.start()
+        try:
+            waiting = late.client()
+            await waiting.run(AwaitPosition(seq=seq))
+            waiting.close()
+            # what the snapshot stands for is not in the late one's journal
+            assert [row for row in dump(first) if row[0] != "journal"] == [
+                row for row in dump(late) if row[0] != "journal"
+            ]
+            assert [row for row in dump(late) if row[0] == "journal"] == [
+                row for row in dump(first) if row[0] == "journal"
+            ][-2:]
+        finally:
+            late.close()
         client.close()
 
 
