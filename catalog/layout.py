@@ -43,15 +43,20 @@ _EVENT_FIELDS = len(Event.__struct_fields__)
 # what the commonest events are called on disk; the others go by their names
 TAGS: Mapping[type, int | str] = {PolicyCreated: 1, RevisionPublished: 2, ChannelMoved: 3}
 
+# those of most revisions, made once
+_SHORT_KEYS = tuple(bytes((1, number)) for number in range(256))
+
 R = TypeVar("R")
-K = TypeVar("K")
 # only its stub is generic
 Txn: TypeAlias = "lmdb.Transaction[bytes]"
 
 
 def text_key(text: str) -> bytes:
     """Any text as a key, also text that is no valid name and so will not be found."""
-    return text.encode("utf-8", "surrogatepass")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
 
 
 def number_key(number: int) -> bytes:
@@ -61,6 +66,8 @@ def number_key(number: int) -> bytes:
 
 def short_number_key(number: int) -> bytes:
     """The same in as few bytes as it needs, behind their count."""
+    if 0 < number < len(_SHORT_KEYS):
+        return _SHORT_KEYS[number]
     clamped = min(max(number, 0), _MAX_NUMBER)
     length = (clamped.bit_length() + 7) // 8
     return bytes((length,)) + clamped.to_bytes(length, "big")
@@ -100,10 +107,6 @@ class Table(Generic[R]):
         self.handle = handle
         self._decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(kind).decode
         self._encode = msgspec.msgpack.Encoder().encode
-
-    def narrowed(self, kind: type[K]) -> Table[K]:
-        """The same database, reading only the first fields of its records: those of ``kind``."""
-        return Table(self.name, kind, self.handle)
 
     def get(self, txn: Txn, key: bytes) -> R | None:
         """The record of ``key``; None where there is none, or where no such key could exist."""

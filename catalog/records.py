@@ -126,19 +126,14 @@ class Arm(Record, frozen=True):
     weight: int = 1
 
 
-class RouteHead(Record, frozen=True):
-    """The first fields of a route, for those who need no more: a concrete revision is on its own record."""
-
-    base: str
-    retired: bool
-
-
-class RouteRecord(RouteHead, frozen=True):
+class RouteRecord(Record, frozen=True):
     """Everything that a request for a policy needs, in one record. Channels with no arms follow ``latest``.
 
     ``seeds`` are those of the split channels, but for seed 0.
     """
 
+    base: str
+    retired: bool
     latest: Arm | None
     channels: dict[str, tuple[Arm, ...]] = msgspec.field(default_factory=lambda: {STABLE: ()})
     seeds: dict[str, int] = {}

@@ -13,7 +13,6 @@ from wire.events import Event
 from wire.outcomes import JournalUnavailable, NotFound, Retired
 
 from .environment import Environment
-from .layout import text_key
 from .names import LATEST, Reference
 from .records import (
     Arm,
@@ -23,7 +22,6 @@ from .records import (
     PolicyRecord,
     RetainedRecord,
     RevisionRecord,
-    RouteHead,
     RouteRecord,
 )
 from .search import Found, search
@@ -31,7 +29,6 @@ from .snapshot import Snapshot
 from .splits import choose
 
 T = TypeVar("T")
-R = TypeVar("R", bound=RouteHead)
 
 _NONE: Mapping[str, str] = {}
 
@@ -64,7 +61,6 @@ class CatalogView:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._tables = environment.tables
-        self._route_heads = environment.tables.routes.narrowed(RouteHead)
         # by base: a name never gets another
         self._fingerprints: dict[str, str] = {}
         # growing the map under a transaction of another thread would pull the pages from under it
@@ -155,13 +151,18 @@ class CatalogView:
         """Every event of one policy, oldest first."""
         return self._read(lambda snapshot: snapshot.history(policy))
 
-    def _find(self, snapshot: Snapshot, ref: Reference, selector: bytes) -> tuple[RouteHead, Arm] | None:
+    def _find(self, snapshot: Snapshot, ref: Reference, selector: bytes) -> tuple[RouteRecord, Arm] | None:
         """What ``ref`` stands for by its own name; None where no policy has that."""
-        if ref.revision:
-            head = self._route_heads.get(snapshot.txn, text_key(ref.policy))
-            return None if head is None else (_live(ref, head), _numbered_arm(snapshot, ref))
         route = snapshot.route(ref.policy)
-        return None if route is None else (_live(ref, route), _channel_arm(route, ref, selector))
+        if route is None:
+            return None
+        _must_live(ref, route)
+        if not ref.revision:
+            return route, _channel_arm(route, ref, selector)
+        # what is asked for by number is most often the newest
+        if route.latest is not None and route.latest.revision == ref.revision:
+            return route, route.latest
+        return route, _numbered_arm(snapshot, ref)
 
     def _fingerprint(self, snapshot: Snapshot, name: str) -> str:
         base = snapshot.base(name)
@@ -175,10 +176,9 @@ class CatalogView:
             return look_up(Snapshot(txn, self._tables))
 
 
-def _live(ref: Reference, route: R) -> R:
+def _must_live(ref: Reference, route: RouteRecord) -> None:
     if route.retired:
         raise Retired(f"policy {ref.policy} is retired", field="model")
-    return route
 
 
 def _numbered_arm(snapshot: Snapshot, ref: Reference) -> Arm:
