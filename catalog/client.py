@@ -13,9 +13,11 @@ from wire.registrar import (
     CollectOrphans,
     Committed,
     JournalSlice,
+    Noted,
     Reached,
     ReadJournal,
     Refusal,
+    ReportInUse,
 )
 from wire.sockets import Requester
 
@@ -43,9 +45,12 @@ class RegistrarClient:
     @overload
     async def run(self, command: AwaitPosition, *, timeout_s: float = 10.0) -> Reached: ...
 
+    @overload
+    async def run(self, command: ReportInUse, *, timeout_s: float = 10.0) -> Noted: ...
+
     async def run(
         self, command: AnyCommand, *, timeout_s: float = 10.0
-    ) -> Committed | Collected | JournalSlice | Reached:
+    ) -> Committed | Collected | JournalSlice | Reached | Noted:
         """The answer, once its effect is durable. Raises the RoostError that the registrar refused it with.
 
         Raises JournalUnavailable where nobody answers: the command may then have had its effect or not. All but a

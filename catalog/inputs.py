@@ -6,7 +6,7 @@ import re
 
 from wire.events import ArtifactFacts, Provenance, Retention, Split, TrainingRecord
 from wire.outcomes import InvalidRequest, TooLarge
-from wire.registrar import AddBase, AwaitPosition, CollectOrphans, CreateKey, ReadJournal
+from wire.registrar import AddBase, AwaitPosition, CollectOrphans, CreateKey, ReadJournal, ReportInUse
 
 from .blobs import check_digest
 from .names import LATEST, check_base, check_part, shown
@@ -151,6 +151,12 @@ def check_digests(digests: tuple[str, ...]) -> None:
         raise TooLarge(f"in_use has {len(digests)} digests, at most {MAX_DIGESTS} are taken", field="in_use")
     for digest in digests:
         check_digest(digest, "in_use")
+
+
+def check_report(command: ReportInUse) -> None:
+    """Raises InvalidRequest and TooLarge."""
+    _check_word(command.gateway, "gateway")
+    check_digests(command.digests)
 
 
 def check_step(limit: int) -> None:

@@ -11,11 +11,22 @@ from typing import Protocol
 
 from wire.events import Event
 from wire.outcomes import DeadlinePassed, JournalUnavailable, RoostError
-from wire.registrar import AnyAnswer, AnyCommand, AwaitPosition, Collected, CollectOrphans, Committed, Reached
+from wire.registrar import (
+    AnyAnswer,
+    AnyCommand,
+    AwaitPosition,
+    Collected,
+    CollectOrphans,
+    Committed,
+    Noted,
+    Reached,
+    ReportInUse,
+)
 
 from . import inputs
 from .batch import Batch, BatchAnswer, BatchCommand, BatchLedger, refusal
 from .blobs import Swept
+from .in_use import InUse
 from .positions import Positions
 
 _log = logging.getLogger(__name__)
@@ -52,6 +63,7 @@ class Registrar:
         self._view_wait_s = view_wait_s
         self._loop = asyncio.get_running_loop()
         self._positions = Positions(ledger.position())
+        self.in_use = InUse()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._waiting: deque[tuple[BatchCommand, Reply]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,6 +82,8 @@ class Registrar:
             reply(refusal(JournalUnavailable(f"{_QUEUE_MAX} commands wait for the registrar", retry_after_s=1.0)))
         elif isinstance(command, AwaitPosition):
             self._await_position(command, reply)
+        elif isinstance(command, ReportInUse):
+            self._note(command, reply)
         else:
             self._waiting.append((command, reply))
             if not self._committing:
@@ -117,6 +131,15 @@ class Registrar:
             )
         else:
             reply(answer)
+
+    def _note(self, command: ReportInUse, reply: Reply) -> None:
+        try:
+            inputs.check_report(command)
+        except RoostError as error:
+            reply(refusal(error))
+        else:
+            self.in_use.note(command)
+            reply(Noted())
 
     def _await_position(self, command: AwaitPosition, reply: Reply) -> None:
         try:

@@ -20,6 +20,7 @@ from .exclusive import ExclusiveFolder
 from .ledger import Ledger
 from .lookahead import Lookahead
 from .migrations import open_to_write
+from .pruner import Pruner
 from .registrar import Registrar, Reply
 from .settings import RegistrarSettings
 
@@ -46,7 +47,8 @@ async def serve(settings: RegistrarSettings, stop: asyncio.Event) -> None:
             )
             with contextlib.closing(responder):
                 _log.info("registrar ready at %s, feed at %s", responder.endpoint, feed.endpoint)
-                await _until(stop, registrar.failed)
+                async with _pruning(settings, registrar):
+                    await _until(stop, registrar.failed)
                 await registrar.stop()
                 await asyncio.sleep(_FLUSH_S)
     if registrar.failed.done():
@@ -96,6 +98,17 @@ async def _looking(store: RegistrarStore, registrar: Registrar) -> AsyncIterator
         yield lookahead.take
     finally:
         await lookahead.close()
+
+
+@contextlib.asynccontextmanager
+async def _pruning(settings: RegistrarSettings, registrar: Registrar) -> AsyncIterator[None]:
+    pruner = Pruner(registrar.take, registrar.in_use.digests, every_s=settings.prune_every_s)
+    pruning = asyncio.create_task(pruner.run())
+    try:
+        yield
+    finally:
+        pruning.cancel()
+        await asyncio.wait({pruning})
 
 
 def _feed(settings: RegistrarSettings) -> FeedPublisher[Event]:

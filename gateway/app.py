@@ -19,6 +19,7 @@ from .catalog_source import CatalogSource
 from .control import Services, make_control
 from .dataplane import DATA_ROUTES, ROUTES, DataPlane, Timeouts
 from .fleet import Fleet
+from .holdings import InUseReports
 from .http import HttpLimits, Server, UpstreamPool, serve
 from .leases import LeaseDesk
 from .metrics import GatewayCollector, Metrics
@@ -56,6 +57,7 @@ class Gateway:
         self._upstream = UpstreamPool()
         self._access_log = AccessLog(write_to(sys.stdout.fileno()), loop) if settings.access_log else None
         self._server: Server | None = None
+        self._reporting = loop.create_task(InUseReports(self._registrar, self.nodes, gateway=settings.name).run())
 
     @classmethod
     async def start(cls, settings: GatewaySettings, *, catalog: CatalogSource | None = None) -> Self:
@@ -79,6 +81,7 @@ class Gateway:
         """Take no more connections, let requests end for up to ``drain_s`` seconds, then close everything."""
         if self._server is not None:
             await self._server.close(drain_s)
+        self._reporting.cancel()
         self._leases.close()
         self._upstream.close()
         self._fleet.close()

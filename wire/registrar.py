@@ -231,6 +231,13 @@ class RemoveArtifacts(Command, frozen=True, kw_only=True):
     in_use: tuple[str, ...] = ()
 
 
+class ReportInUse(Command, frozen=True, kw_only=True):
+    """What nodes hold, as ``gateway`` hears from all of them: retention keeps it. Not journalled."""
+
+    gateway: str
+    digests: tuple[str, ...]
+
+
 class ReadJournal(Command, frozen=True, kw_only=True):
     """Events after ``after``, at most ``limit``: how a follower repairs a gap."""
 
@@ -297,6 +304,7 @@ AnyCommand = (
     | CondemnArtifacts
     | RemoveArtifacts
     | ImportRevisions
+    | ReportInUse
 )
 
 
@@ -326,6 +334,10 @@ class Collected(Answer, frozen=True, kw_only=True):
     bytes: int
 
 
+class Noted(Answer, frozen=True, kw_only=True):
+    """A report was taken; nothing of it is durable."""
+
+
 class JournalSlice(Answer, frozen=True, kw_only=True):
     """``last`` is the newest position of the journal, whether or not it is in ``events``."""
 
@@ -348,4 +360,4 @@ class Refusal(Answer, frozen=True, kw_only=True):
     retry_after_s: float | None = None
 
 
-AnyAnswer = Committed | Collected | JournalSlice | Reached | Refusal
+AnyAnswer = Committed | Collected | JournalSlice | Reached | Noted | Refusal

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from catalog.checks import WriteCommand
 from gateway.auth import ALL_TENANTS
+from gateway.holdings import held_digests
 from gateway.nodes import NodeTable
 from wire.events import RecordKind, Scope, TrainingRecord
 from wire.outcomes import InvalidRequest, NoHealthyNode
@@ -168,13 +169,6 @@ async def collect_orphans(request: web.Request) -> web.Response:
     command = CollectOrphans(actor=asker.key_id, older_than_s=body.older_than_s)
     collected = await services(request).registrar.run(command, timeout_s=_COLLECT_TIMEOUT_S)
     return answer(SweptDocument(collected.removed, collected.bytes))
-
-
-def held_digests(nodes: NodeTable) -> list[str]:
-    """The digests that any node has or is about to have, as far as it was heard last."""
-    serving = (name for node in nodes for engine in node.engines.values() for name in engine.serving)
-    in_slots = {digest for name in serving if (digest := name.partition("@")[2])}
-    return sorted(in_slots.union(*(node.resident for node in nodes)))
 
 
 def _all_must_be_heard(nodes: NodeTable) -> None:

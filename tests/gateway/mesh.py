@@ -82,6 +82,7 @@ class Mesh:
         self._settings = settings
         self._stack = contextlib.AsyncExitStack()
         self.http: aiohttp.ClientSession
+        self.registrar: Registrar
         self._responder: Responder[AnyCommand, AnyAnswer]
 
     @property
@@ -169,7 +170,7 @@ class Mesh:
         return {outcome.value: count for outcome, count in self.gateways[0].metrics.routes[route].outcomes.items()}
 
     def _start_registrar(self) -> None:
-        registrar = Registrar(self.catalog.ledger, publish=lambda event: None, batch_max=64)
+        registrar = self.registrar = Registrar(self.catalog.ledger, publish=lambda event: None, batch_max=64)
         responder: Responder[AnyCommand, AnyAnswer] = Responder(
             f"ipc://{self.folder}/registrar.sock", AnyCommand, AnyAnswer, registrar.take
         )
