@@ -29,7 +29,7 @@ from .migrations import open_to_write
 from .names import shown
 from .settings import RegistrarSettings
 
-BATCH = 1000
+BATCH = 2000
 MAX_LINE_BYTES = 1 << 16
 # batches on their way to the registrar: one is decided on while the next one is decoded
 _UNDER_WAY = 3
