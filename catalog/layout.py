@@ -16,7 +16,6 @@ from wire.outcomes import JournalUnavailable
 from .packing import form_of
 from .records import (
     Arm,
-    ArtifactHead,
     ArtifactRecord,
     BaseRecord,
     KeyRecord,
@@ -265,8 +264,8 @@ class ArtifactTable(PackedTable[ArtifactRecord]):
 
 
 class RevisionTable(PackedTable[RevisionRecord]):
-    """A revision's policy and number are its key, and of its artifact the digest is enough: its facts are in a table
-    of their own. What a request needs comes first."""
+    """A revision's policy and number are its key, and what a request needs comes first. Of its artifact that is all
+    that stands here: the other facts are in a table of their own."""
 
     __slots__ = ("_artifacts",)
 
@@ -275,13 +274,13 @@ class RevisionTable(PackedTable[RevisionRecord]):
         self._artifacts = artifacts
 
     def _strip(self, values: list[Any]) -> None:
-        _, _, facts, provenance, actor, published_ms, seq, *later = values
+        _, _, (digest, size, rank, targets, *_), provenance, actor, published_ms, seq, *later = values
         retired_ms, *later = later or (0,)
-        values[:] = [facts[0], retired_ms, provenance, actor, published_ms, seq, *later]
+        values[:] = [digest, retired_ms, size, rank, targets, provenance, actor, published_ms, seq, *later]
 
     def _restore(self, txn: Txn, key: bytes, values: list[Any]) -> None:
         policy, _, number = key.partition(b"\0")
-        digest, retired_ms, provenance, actor, published_ms, seq, *later = values
+        digest, retired_ms, _, _, _, provenance, actor, published_ms, seq, *later = values
         facts = self._artifacts.facts(txn, digest)
         if facts is None:
             raise JournalUnavailable(f"the catalog has lost artifact {digest.hex()} of {policy!r}")
@@ -293,30 +292,20 @@ class RevisionTable(PackedTable[RevisionRecord]):
 class Arms:
     """Numbered revisions as requests need them, without the rest of their records."""
 
-    __slots__ = ("_artifacts", "_decode_artifact", "_decode_revision", "_revisions")
+    __slots__ = ("_decode", "_revisions")
 
-    def __init__(self, revisions: RevisionTable, artifacts: ArtifactTable) -> None:
-        self._revisions = revisions
-        self._artifacts = artifacts.handle
-        self._decode_revision = msgspec.msgpack.Decoder(RevisionHead).decode
-        self._decode_artifact = msgspec.msgpack.Decoder(ArtifactHead).decode
+    def __init__(self, revisions: RevisionTable) -> None:
+        self._revisions = revisions.handle
+        self._decode = msgspec.msgpack.Decoder(RevisionHead).decode
 
     def get(self, txn: Txn, policy: str, number: int) -> tuple[Arm, int] | None:
         """The arm, and when the revision was retired (0: it was not); None where there is no such revision."""
         key = numbered_prefix(policy) + short_number_key(number)
-        raw = txn.get(key, db=self._revisions.handle) if len(key) <= MAX_KEY_BYTES else None
+        raw = txn.get(key, db=self._revisions) if len(key) <= MAX_KEY_BYTES else None
         if raw is None:
             return None
-        head = self._decode_revision(raw)
-        artifact = txn.get(head.digest, db=self._artifacts)
-        if artifact is not None:
-            facts = self._decode_artifact(artifact).facts
-            return Arm(number, head.digest, facts.size, facts.rank, facts.targets), head.retired_ms
-        record = self._revisions.get(txn, key)
-        if record is None:
-            return None
-        former = record.artifact
-        return Arm(number, head.digest, former.size, former.rank, former.targets), head.retired_ms
+        head = self._decode(raw)
+        return Arm(number, head.digest, head.size, head.rank, head.targets), head.retired_ms
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -392,7 +381,7 @@ class Tables:
             retaining=table("retaining", type(None)),
             retained=table("retained", RetainedRecord),
             unnamed=table("unnamed", type(None)),
-            arms=Arms(revisions, artifacts),
+            arms=Arms(revisions),
         )
 
     def named(self) -> dict[str, Table[object]]:

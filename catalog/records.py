@@ -64,6 +64,9 @@ class RevisionHead(Record, frozen=True):
 
     digest: bytes
     retired_ms: int
+    size: int
+    rank: int
+    targets: tuple[str, ...]
 
 
 class ArtifactRecord(Record, frozen=True):
@@ -77,21 +80,6 @@ class ArtifactRecord(Record, frozen=True):
     seq: int
     revisions: int = 1
     condemned_ms: int = 0
-
-
-class FactsHead(Record, frozen=True):
-    """Of an artifact's packed facts, what a request needs."""
-
-    digest: None
-    size: int
-    rank: int
-    targets: tuple[str, ...]
-
-
-class ArtifactHead(Record, frozen=True):
-    """Of an artifact's packed record, what a request needs."""
-
-    facts: FactsHead
 
 
 class RetainedRecord(Record, frozen=True):
