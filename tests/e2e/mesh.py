@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,26 @@ class Reply:
 
 
 class Mesh:
-    """One mesh on loopback with one node. ``root`` holds its state; ``engine`` and ``sidecar`` override settings."""
+    """One mesh on loopback with one node. ``root`` holds its state; ``engine`` and ``sidecar`` override settings.
 
-    def __init__(self, root: Path, base: Path, *, engine: Mapping[str, Any], sidecar: Mapping[str, Any]) -> None:
+    With ``store_bytes`` its artifact store is a disk of that size, which only the mesh sees.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        base: Path,
+        *,
+        engine: Mapping[str, Any],
+        sidecar: Mapping[str, Any],
+        store_bytes: int = 0,
+    ) -> None:
         self.root = root
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.config = root / "roost.toml"
         self.state = root / "state"
+        self._store_bytes = store_bytes
         root.mkdir(parents=True, exist_ok=True)
         told = {"name": ENGINE, "base": BASE, "model_path": str(base), "dtype": "float32", "max_model_len": 256}
         self.config.write_text(
@@ -62,14 +74,21 @@ class Mesh:
         )
 
     def up(self) -> None:
-        self.roost("up", "--config", str(self.config), "--detach")
+        store = self.state / "store"
+        store.mkdir(parents=True, exist_ok=True)
+        disk: list[str] = []
+        if self._store_bytes:
+            mount = f'mount -t tmpfs -o size={self._store_bytes} tmpfs "{store}" && exec "$@"'
+            namespace = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+            disk = [*namespace, "sh", "-c", mount, "sh"]
+        self.roost("up", "--config", str(self.config), "--detach", wrapped=disk)
 
     def down(self) -> None:
         self.roost("down")
 
-    def roost(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run the command as a user would."""
-        command = [*ROOST, "--state-dir", str(self.state), "--url", self.url, *words]
+    def roost(self, *words: str, check: bool = True, wrapped: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        """Run the command as a user would, under another command if one is given."""
+        command = [*wrapped, *ROOST, "--state-dir", str(self.state), "--url", self.url, *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if check and done.returncode != 0:
             said = f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
