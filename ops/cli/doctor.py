@@ -17,7 +17,7 @@ from rich.text import Text
 
 from wire.outcomes import RoostError
 
-from ..config import RoostConfig, load
+from ..config import GatewayConfig, RoostConfig, load
 from ..layout import Layout
 from ..supervise.state import read_state
 from .config import ConfigFile
@@ -25,6 +25,7 @@ from .output import OUT, make_table, size_of, tell_json
 from .session import AsJson, default_file, session
 
 LEAST_DISK_BYTES = 2 << 30
+PORT_ADVICE = "end what has it, or take another with --port"
 BREAKS_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -106,19 +107,14 @@ def check_plugin(_config: RoostConfig, _layout: Layout) -> Finding:
     )
 
 
-def check_port(config: RoostConfig, layout: Layout) -> Finding:
+def check_gateway_port(config: RoostConfig, layout: Layout) -> Finding:
     host, port = config.gateway.host, config.gateway.port
     state = read_state(layout.state_file)
     if state is not None and state.supervisor.alive:
         return Finding("port", Grade.OK, f"{port}: our own gateway has it")
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        return Finding("port", Grade.FAIL, f"{host}:{port}: {reason}", "end what has it, or take another: --port")
+    trouble = port_trouble(config.gateway)
+    if trouble:
+        return Finding("port", Grade.FAIL, f"{host}:{port}: {trouble}", PORT_ADVICE)
     return Finding("port", Grade.OK, f"{host}:{port} is free")
 
 
@@ -155,6 +151,18 @@ def check_disk(_config: RoostConfig, layout: Layout) -> Finding:
     )
 
 
+def port_trouble(gateway: GatewayConfig) -> str:
+    """Why the gateway could not listen where it is to; empty where it could."""
+    try:
+        family = socket.AF_INET6 if ":" in gateway.host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((gateway.host, gateway.port))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def _version(name: str) -> str | None:
     try:
         return metadata.version(name)
@@ -163,6 +171,6 @@ def _version(name: str) -> str | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    check_python, check_engine_packages, check_torch, check_plugin, check_port, check_shared_memory,
+    check_python, check_engine_packages, check_torch, check_plugin, check_gateway_port, check_shared_memory,
     check_permissions, check_disk,
 )  # fmt: skip

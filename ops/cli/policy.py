@@ -149,6 +149,23 @@ def move(
         tell((f"{policy}:{channel}", "bold"), f" is {shown}")
 
 
+@app.command("remove-channel")
+def remove_channel(
+    context: typer.Context,
+    policy: Policy,
+    channel: Annotated[str, typer.Argument(help="Not stable, which every policy has.")],
+    expect: Expected = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a channel: requests for it are answered with 404 from then on."""
+    query = {"expected_version": expect} if expect is not None else None
+    answer = session(context).client().call("DELETE", policy_path(policy, "channels", channel), query=query)
+    if as_json:
+        tell_json(answer)
+    else:
+        tell("Removed ", (f"{policy}:{channel}", "bold"))
+
+
 @app.command("retire")
 def retire(context: typer.Context, policy: Policy, expect: Expected = None, as_json: AsJson = False) -> None:
     """Retire a policy: it is not served any more, and its name stays taken."""

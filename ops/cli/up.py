@@ -25,6 +25,7 @@ from ..supervise.child import StartFailed, last_line
 from ..supervise.run import ENGINE_GRACE_S, end_leftovers, save_config, stop_mesh, supervise
 from ..supervise.state import MeshState, Phase, SupervisorLock, read_state
 from .config import ConfigFile
+from .doctor import PORT_ADVICE, port_trouble
 from .output import OUT, tell, tell_json
 from .render import mesh_view
 from .session import AsJson, StateDir, default_file, session
@@ -73,6 +74,12 @@ def up(
     settled = with_engines(load(config or default_file(), os.environ, overrides), wanted)
     layout = Layout.of(settled.state_dir)
     layout.make()
+    SupervisorLock(layout.lock_file).release()
+    end_leftovers(layout)
+    trouble = port_trouble(settled.gateway)
+    if trouble:
+        address = f"{settled.gateway.host}:{settled.gateway.port}"
+        raise InvalidRequest(f"gateway.port: {address}: {trouble}; {PORT_ADVICE}", field="gateway.port")
     if detach:
         _detached(settled, layout)
     else:
@@ -119,8 +126,6 @@ def _foreground(config: RoostConfig, layout: Layout, *, keep_engines: bool) -> N
 
 def _detached(config: RoostConfig, layout: Layout) -> None:
     """Start a keeper that outlives this command, and wait until all of the mesh is ready."""
-    SupervisorLock(layout.lock_file).release()
-    end_leftovers(layout)
     save_config(config, layout)
     layout.state_file.unlink(missing_ok=True)
     log = layout.log_file("supervisor")

@@ -412,6 +412,13 @@ def test_doctor_tells_a_port_that_is_taken(roost: Roost, tmp_path: Path) -> None
     assert found["python"]["grade"] == "ok"
 
 
+def test_up_tells_a_port_that_is_taken(roost: Roost, tmp_path: Path) -> None:
+    with stub_gateway({}) as gateway:
+        done = roost("up", "--port", gateway.url.rpartition(":")[2], cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Address already in use; end what has it, or take another with --port" in done.stderr
+
+
 def test_curve_keys_are_made_once(roost: Roost, tmp_path: Path) -> None:
     first = json.loads(roost("keys", "curve", "--json", cwd=tmp_path).stdout)
     again = json.loads(roost("keys", "curve", "--json", cwd=tmp_path).stdout)
