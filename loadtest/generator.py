@@ -122,6 +122,11 @@ class Generator:
 
 def post(target: str, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> bytes:
     """A prepared POST request for the generator."""
-    lines = [f"POST {target} HTTP/1.1", "host: 127.0.0.1", "content-type: application/json", f"content-length: {len(body)}"]
-    lines += [f"{name}: {value}" for name, value in headers]
+    lines = [
+        f"POST {target} HTTP/1.1",
+        "host: 127.0.0.1",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+    ]
+    lines += [f"{name}: {value}" for name, value in (*own, *headers)]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
