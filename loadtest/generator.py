@@ -128,5 +128,5 @@ def post(target: str, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> b
         "content-type: application/json",
         f"content-length: {len(body)}",
     ]
-    lines += [f"{name}: {value}" for name, value in (*own, *headers)]
+    lines += [f"{name}: {value}" for name, value in headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
