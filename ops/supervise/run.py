@@ -14,6 +14,7 @@ from wire.outcomes import InvalidRequest
 
 from ..config import RoostConfig
 from ..layout import Layout, write_private
+from .logs import keep_bounded
 from .mesh import Mesh
 from .state import Identity, MeshState, Phase, SupervisorLock, end, read_state, write_state
 from .supervisor import Supervisor
@@ -102,13 +103,15 @@ async def _run(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
     def publish(state: MeshState) -> None:
-        write_state(layout.state_file, state)
         on_state(state)
+        write_state(layout.state_file, state)
 
     mesh = Mesh(config, layout, note)
+    logs = asyncio.create_task(keep_bounded(layout.logs))
     try:
         await Supervisor(
             mesh.steps, url=mesh.url, identity=identity, publish=publish, engines=mesh.engines, keeper=keeper
         ).run(stop)
     finally:
+        logs.cancel()
         mesh.close()

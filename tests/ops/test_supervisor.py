@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ops.layout import Layout
+from ops.layout import Layout, write_private
+from ops.supervise.__main__ import BROKE_LATER
+from ops.supervise.backoff import Backoff
 from ops.supervise.child import Child, ChildSpec, StartFailed
+from ops.supervise.keeper import NEVER_READY, Keeper
 from ops.supervise.run import end_leftovers, stop_mesh
 from ops.supervise.state import (
     EngineState,
@@ -55,7 +59,7 @@ def fake(folder: Path, name: str, *mode: str, start_timeout_s: float = 20.0, sto
 class Run:
     """A supervisor in a task of its own, and every state that it published."""
 
-    def __init__(self, *specs: ChildSpec) -> None:
+    def __init__(self, *specs: ChildSpec, publish: Callable[[MeshState], None] = lambda _: None) -> None:
         self.states: list[MeshState] = []
         self._stop = asyncio.Event()
         identity = Identity.of(os.getpid())
@@ -68,9 +72,11 @@ class Run:
         async def engines() -> tuple[EngineState, ...]:
             return (EngineState("engine", "base", "ready"),)
 
-        supervisor = Supervisor(
-            steps, url="http://127.0.0.1:1", identity=identity, publish=self.states.append, engines=engines
-        )
+        def note(state: MeshState) -> None:
+            self.states.append(state)
+            publish(state)
+
+        supervisor = Supervisor(steps, url="http://127.0.0.1:1", identity=identity, publish=note, engines=engines)
         self.task = asyncio.create_task(supervisor.run(self._stop))
 
     async def until(self, condition: Callable[[MeshState], bool]) -> MeshState:
@@ -257,3 +263,90 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.02)
+
+
+class FullDisk:
+    """Takes states to tell until it is full."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.told: list[MeshState] = []
+        self.refused = 0
+
+    def __call__(self, state: MeshState) -> None:
+        if self.full:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.told.append(state)
+
+
+async def test_a_full_disk_neither_ends_the_mesh_nor_keeps_it_from_stopping(tmp_path: Path) -> None:
+    disk = FullDisk()
+    run = Run(fake(tmp_path, "first"), fake(tmp_path, "second"), publish=disk)
+    await run.until(lambda state: state.phase is Phase.READY)
+    before = pid_of(run.states[-1], "first")
+    disk.full = True
+    os.kill(before, signal.SIGKILL)
+    state = await run.until(
+        lambda state: process(state, "first").restarts == 1 and process(state, "first").phase is Phase.READY
+    )
+    assert disk.refused > 0
+    assert process(disk.told[-1], "first").restarts == 0
+    disk.full = False
+    told = len(disk.told)
+    await run.until(lambda _: len(disk.told) > told)
+    assert process(disk.told[-1], "first").restarts == 1, "it is told once there is room"
+    disk.full = True
+    await run.stop()
+    assert [Identity.of(pid_of(state, name)) for name in ("first", "second")] == [None, None]
+
+
+async def test_a_host_that_can_start_nothing_for_a_while_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(fake(tmp_path, "first"))
+    await run.until(lambda state: state.phase is Phase.READY)
+    genuine, attempts = asyncio.create_subprocess_exec, 0
+
+    async def spawn(*arguments: object, **options: object) -> object:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return await genuine(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn)
+    os.kill(pid_of(run.states[-1], "first"), signal.SIGKILL)
+    await run.until(lambda state: (process(state, "first").restarts, process(state, "first").phase) == (1, Phase.READY))
+    assert attempts == 3
+    await run.stop()
+
+
+@pytest.mark.parametrize(
+    ("codes", "last", "lives"),
+    [([0], 0, 1), ([NEVER_READY], NEVER_READY, 1), ([BROKE_LATER, NEVER_READY, -9, 0], 0, 4), ([-9, 1, 0], 0, 3)],
+)
+def test_the_keeper_brings_back_what_ran_once(tmp_path: Path, codes: list[int], last: int, lives: int) -> None:
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        f"done, codes = Path({str(tmp_path / 'lives')!r}), {codes}\n"
+        "count = len(done.read_text()) if done.exists() else 0\n"
+        "done.write_text('x' * (count + 1))\n"
+        "os.kill(os.getpid(), -codes[count]) if codes[count] < 0 else sys.exit(codes[count])\n"
+    )
+    keeper = Keeper((sys.executable, "-c", script), Backoff(first_s=0.01, max_s=0.01))
+    assert keeper.run() == last
+    assert len((tmp_path / "lives").read_text()) == lives
+
+
+def test_what_could_not_be_written_leaves_no_part_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    target = tmp_path / "state.json"
+    write_private(target, b"before")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_private(target, b"after")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("state.json", b"before")]
