@@ -110,11 +110,15 @@ class Mesh:
 
     def pid(self, process: str) -> int:
         """The process id of ``registrar``, ``gateway`` or ``sidecar``, or of the engine under its name."""
-        record = self.state / "run" / "engines" / f"{process}.json"
-        if record.exists():
-            return int(json.loads(record.read_text())["pid"])
+        if process == ENGINE:
+            return int(self.engine_record()["pid"])
         processes = {one["name"]: one for one in self.json("status")["supervisor"]["processes"]}
         return int(processes[process]["identity"]["pid"])
+
+    def engine_record(self) -> dict[str, Any]:
+        """What the node wrote down of its engine's process."""
+        found: dict[str, Any] = json.loads((self.state / "run" / "engines" / f"{ENGINE}.json").read_text())
+        return found
 
     def kill(self, process: str) -> int:
         """SIGKILL; returns the process id that is gone."""

@@ -5,9 +5,20 @@ from __future__ import annotations
 from backends.interface import Health
 from sidecar.effects import StartFetch
 from sidecar.events import EngineDown, InstallDone, Tick
+from sidecar.report import engine_report
 from wire.outcomes import Outcome
 
 from .bench import Bench, digest, name
+
+
+def test_an_engine_that_starts_reports_the_rank_that_it_will_take() -> None:
+    """Else a gateway would tell clients that their revision never fits, while the engine is only not there yet."""
+    bench = Bench(up=False)
+    told = [engine_report(engine).max_rank for engine in bench.machine.state.engines.values()]
+    bench.up()
+    bench.down()
+    told += [engine_report(engine).max_rank for engine in bench.machine.state.engines.values()]
+    assert min(told) == max(told) > 0
 
 
 def test_adopted_adapters_serve_without_a_load() -> None:
