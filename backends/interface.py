@@ -12,13 +12,8 @@ from typing import Protocol
 
 import msgspec
 
+from wire.node import Health as Health
 from wire.outcomes import EngineFailed, Unfit
-
-
-class Health(enum.StrEnum):
-    STARTING = "starting"
-    READY = "ready"
-    DEAD = "dead"
 
 
 class Removal(enum.StrEnum):

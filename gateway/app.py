@@ -45,14 +45,15 @@ class Gateway:
         self.metrics = Metrics(tuple(ROUTES.values()))
         self._catalog = catalog
         self._registrar = RegistrarClient(settings.registrar_endpoint, curve=settings.curve)
+        instance = secrets.token_hex(8)
         self._fleet = Fleet(
             settings.nodes,
             self.nodes,
             gateway=settings.name,
-            instance=secrets.token_hex(8),
+            instance=instance,
             curve=settings.curve,
         )
-        self._leases = LeaseDesk(self._fleet.requesters, gateway=settings.name)
+        self._leases = LeaseDesk(self._fleet.requesters, gateway=settings.name, instance=instance)
         self._upstream = UpstreamPool()
         self._access_log = AccessLog(write_to(sys.stdout.fileno()), loop) if settings.access_log else None
         self._server: Server | None = None

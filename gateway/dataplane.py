@@ -165,12 +165,14 @@ class DataPlane:
 
     async def _acquire(self, trace: Trace, job: Job, node: Node) -> Lease:
         asked_at = self._loop.time()
-        timeout_s = min(self._timeouts.acquire_s, job.deadline - asked_at)
-        if timeout_s <= 0:
+        left_s = job.deadline - asked_at
+        if left_s <= 0:
             raise DeadlinePassed("the request's deadline passed before it reached an engine")
         target = job.target
         try:
-            lease = await self._leases.acquire(node, target.demand, size=target.size, timeout_s=timeout_s)
+            lease = await self._leases.acquire(
+                node, target.demand, size=target.size, timeout_s=min(self._timeouts.acquire_s, left_s), use_s=left_s
+            )
         finally:
             trace.waited_s += self._loop.time() - asked_at
         trace.waited = trace.waited or lease.waited

@@ -25,6 +25,7 @@ class Released(Event, frozen=True, kw_only=True):
     """A gateway gives leases back, granted or still waited for."""
 
     gateway: str
+    instance: str
     leases: tuple[int, ...]
 
 

@@ -26,6 +26,7 @@ from .events import (
     Released,
     Tick,
 )
+from .leases import Life
 from .lifecycle import Lifecycle
 from .loads import Loads
 from .settings import SidecarSettings
@@ -79,6 +80,10 @@ class Machine:
 
     def _asked(self, event: Asked, now: float) -> None:
         request = event.request
+        if not self._heard(request.gateway, request.instance, now):
+            message = f"a later life of gateway {request.gateway} was heard already: is its name in use twice?"
+            self.state.refuse((event.ask,), request.lease, Outcome.NO_HEALTHY_NODE, message)
+            return
         key = request.gateway, request.lease
         adapter = adapter_name(request.tenant, request.digest) if request.digest else ""
         if self._asked_before(event, key, adapter, now):
@@ -88,7 +93,6 @@ class Machine:
         if engine is not None:
             self.state.grant((event.ask,), request, engine, now, waited=False)
             return
-        self.state.leases.heard(request.gateway, now)
         refusal = self._hopeless(request, adapter, engines or [], now)
         if refusal is None and event.deadline <= now:
             refusal = {"outcome": Outcome.DEADLINE, "message": "the deadline had passed when the ask came"}
@@ -141,7 +145,8 @@ class Machine:
         return None
 
     def _released(self, event: Released, now: float) -> None:
-        self.state.leases.heard(event.gateway, now)
+        if not self._heard(event.gateway, event.instance, now):
+            return
         ended = []
         for number in event.leases:
             key = event.gateway, number
@@ -161,13 +166,23 @@ class Machine:
         return True
 
     def _gateway_heard(self, event: GatewayHeard, now: float) -> None:
-        if not self.state.leases.announced(event.gateway, event.instance, now):
-            return
-        self.state.counts["gateway_restarts"] += 1
-        for key in self.waiters.of_gateway(event.gateway):
-            self._withdraw(key, "its gateway restarted", now)
-        self.state.end_leases(self.state.leases.drop_gateway(event.gateway), now, lost=True)
-        self._loads.pump(now)
+        self._heard(event.gateway, event.instance, now)
+
+    def _heard(self, gateway: str, instance: str, now: float) -> bool:
+        """Take a message as its gateway's sign of life; False where it is of a life that has ended.
+
+        The first message of a new life, whichever it is, ends all that the former one held and waited for.
+        """
+        life = self.state.leases.hear(gateway, instance, now)
+        if life is Life.NEW:
+            self.state.counts["gateway_restarts"] += 1
+            for key in self.waiters.of_gateway(gateway):
+                self._withdraw(key, "its gateway restarted", now)
+            self.state.end_leases(self.state.leases.drop_gateway(gateway), now, lost=True)
+            self._loads.pump(now)
+        elif life is Life.PAST:
+            self.state.counts["messages_of_past_lives"] += 1
+        return life is not Life.PAST
 
     # hints and time
 

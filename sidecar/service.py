@@ -121,7 +121,7 @@ class Sidecar:
                 self._replies[number] = reply
                 self._apply(Asked(ask=number, request=ask, deadline=reply.deadline - _ANSWER_MARGIN_S))
         elif isinstance(ask, Release):
-            self._apply(Released(gateway=ask.gateway, leases=ask.leases))
+            self._apply(Released(gateway=ask.gateway, instance=ask.instance, leases=ask.leases))
             if ask.failed_engine in self._keepers:
                 self._keepers[ask.failed_engine].look_now()
         elif isinstance(ask, GatewayAlive):

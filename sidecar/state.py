@@ -53,7 +53,7 @@ class NodeState:
         """Make the lease that ``request`` asks for on ``engine``, which serves it, and answer."""
         adapter = request.digest and adapter_name(request.tenant, request.digest)
         lease = Lease(request.gateway, request.lease, engine.name, adapter, request.digest)
-        self.leases.add(lease, now + request.ttl_s, now)
+        self.leases.add(lease, request.instance, now + request.ttl_s, now)
         engine.outstanding += 1
         self.changes.counts.add(engine.name)
         if adapter:

@@ -17,6 +17,7 @@ from wire.node import (
     EngineReport,
     GatewayAlive,
     Granted,
+    Health,
     NodeDelta,
     NodeReport,
     Refused,
@@ -41,7 +42,7 @@ class StubSidecar:
     def __init__(self, name: str, folder: Path, engines: list[StubEngine]) -> None:
         self.address = NodeAddress(name, f"ipc://{folder}/{name}.sock", f"ipc://{folder}/{name}.feed")
         self.engines = engines
-        self.health = "ready"
+        self.health = Health.READY
         self.draining = False
         self.fingerprint = FINGERPRINT
         self.max_rank = 16
@@ -82,6 +83,7 @@ class StubSidecar:
             arena_used=0,
             draining=self.draining,
             base_names=(BASE,),
+            number=0 if self._feed is None else self._feed.number,
         )
 
     def announce(self) -> None:

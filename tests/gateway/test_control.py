@@ -14,7 +14,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.settings import GatewaySettings
 from wire.events import Scope
-from wire.node import Residency
+from wire.node import Health, Residency
 from wire.outcomes import InvalidRequest
 
 from .fleet_states import BASE, FINGERPRINT
@@ -68,7 +68,7 @@ async def test_health_needs_nothing_and_readiness_says_what_is_missing(tmp_path:
 async def test_ready_once_an_engine_is(tmp_path: Path) -> None:
     async with Mesh(tmp_path) as mesh:
         assert (await mesh.ask("GET", "/readyz")).json == {"ready": True, "missing": []}
-        mesh.sidecar.health = "dead"
+        mesh.sidecar.health = Health.DEAD
         mesh.sidecar.announce()
         await until(lambda: mesh.gateways[0].nodes.ready_engines() == 0)
         told = await mesh.ask("GET", "/readyz")

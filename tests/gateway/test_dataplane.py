@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from wire.node import Health
 from wire.outcomes import Outcome
 
 from . import stub_engine, stub_sidecar
@@ -193,7 +194,7 @@ async def test_without_a_node_the_answer_says_what_is_missing(tmp_path: Path) ->
         await until(lambda: node.engines["n0e0"].fingerprint == "0" * 64)
         told = await mesh.chat("acme/bot")
         assert (told.status, told.error["type"]) == (503, "base_not_deployed")
-        sidecar.fingerprint, sidecar.health = "f" * 64, "starting"
+        sidecar.fingerprint, sidecar.health = "f" * 64, Health.STARTING
         sidecar.announce()
         await until(lambda: node.engines["n0e0"].health == "starting")
         told = await mesh.chat("acme/bot")

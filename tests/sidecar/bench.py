@@ -108,6 +108,7 @@ class Bench:
         *,
         lease: int | None = None,
         gateway: str = "g1",
+        instance: str = "i1",
         tenant: str = TENANT,
         base: str = BASE,
         wait_s: float = 60.0,
@@ -119,6 +120,7 @@ class Bench:
         self._asks += 1
         request = Acquire(
             gateway=gateway,
+            instance=instance,
             lease=self._asks if lease is None else lease,
             base=base,
             tenant=tenant,
@@ -131,8 +133,8 @@ class Bench:
         self.send(Asked(ask=self._asks, request=request, deadline=self.now + wait_s))
         return self._asks
 
-    def release(self, *leases: int, gateway: str = "g1") -> None:
-        self.send(Released(gateway=gateway, leases=leases))
+    def release(self, *leases: int, gateway: str = "g1", instance: str = "i1") -> None:
+        self.send(Released(gateway=gateway, instance=instance, leases=leases))
 
     def alive(self, gateway: str = "g1", instance: str = "i1") -> None:
         self.send(GatewayHeard(gateway=gateway, instance=instance))

@@ -173,6 +173,7 @@ class Node(RuleBasedStateMachine):
     def request(self, gateway: str, lease: int, number: int | None, wait: float, rank: int) -> None:
         request = Acquire(
             gateway=gateway,
+            instance=self.life_of(gateway),
             lease=lease,
             base=BASE,
             tenant="t",
@@ -191,11 +192,14 @@ class Node(RuleBasedStateMachine):
     def release(self, data: st.DataObject, gateway: str) -> None:
         lease = data.draw(st.integers(1, self.asks))
         self.held.pop((gateway, lease), None)
-        self.send(Released(gateway=gateway, leases=(lease,)))
+        self.send(Released(gateway=gateway, instance=self.life_of(gateway), leases=(lease,)))
 
     @rule(gateway=st.sampled_from(GATEWAYS))
     def sign_of_life(self, gateway: str) -> None:
-        self.send(GatewayHeard(gateway=gateway, instance=f"life {self.lives[gateway]}"))
+        self.send(GatewayHeard(gateway=gateway, instance=self.life_of(gateway)))
+
+    def life_of(self, gateway: str) -> str:
+        return f"life {self.lives[gateway]}"
 
     @rule(gateway=st.sampled_from(GATEWAYS))
     def gateway_restarts(self, gateway: str) -> None:

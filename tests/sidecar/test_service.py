@@ -50,7 +50,7 @@ async def test_thousand_concurrent_first_asks_are_one_fetch_and_one_install(
         assert report.engines[0].outstanding == 1000
         assert engine.installs == [adapter_name("acme", digest)]
         leases = tuple(answer.lease for answer in answers if isinstance(answer, Granted))
-        gateway.wire.send(Release(gateway="g1", leases=leases))
+        gateway.wire.send(Release(gateway="g1", instance="i1", leases=leases))
         await until(lambda: sidecar.machine.state.engines["e1"].outstanding == 0)
 
 
@@ -129,7 +129,7 @@ async def test_feed_tells_how_a_revision_came_and_went(sockets: Path, store: Sto
         engine.gate.set()
         granted = await asking
         await until(lambda: gateway.residencies(first)[-1:] == [Residency.SERVING])
-        gateway.wire.send(Release(gateway="g1", leases=(granted.lease,)))  # type: ignore[union-attr]
+        gateway.wire.send(Release(gateway="g1", instance="i1", leases=(granted.lease,)))  # type: ignore[union-attr]
         await gateway.ask(second, size)
         await until(lambda: gateway.residencies(second)[-1:] == [Residency.SERVING])
         assert gateway.residencies(first)[-1:] == [Residency.RESIDENT]
@@ -160,7 +160,7 @@ async def test_dead_engine_is_noticed_restarted_and_filled_again(
         granted = await gateway.ask(digest, size)
         assert isinstance(granted, Granted)
         engine.die()
-        gateway.wire.send(Release(gateway="g1", leases=(granted.lease,), failed_engine="e1"))
+        gateway.wire.send(Release(gateway="g1", instance="i1", leases=(granted.lease,), failed_engine="e1"))
         await until(lambda: engine.starts == 2 and adapter_name("acme", digest) in engine.adapters)
         answer = await gateway.ask(digest, size)
         assert isinstance(answer, Granted)
@@ -175,7 +175,7 @@ async def test_failed_engine_is_looked_at_at_once(
     async with running(config(sockets, store), engine) as sidecar:
         await gateway.connect()
         engine.die()
-        gateway.wire.send(Release(gateway="g1", leases=(), failed_engine="e1"))
+        gateway.wire.send(Release(gateway="g1", instance="i1", leases=(), failed_engine="e1"))
         await until(lambda: not sidecar.machine.state.engines["e1"].ready)
 
 
@@ -219,10 +219,22 @@ async def test_restarted_gateway_frees_what_it_held(
     digest, size = revision(store, 1)
     async with running(config(sockets, store), engine) as sidecar:
         await gateway.connect()
-        gateway.wire.send(GatewayAlive(gateway="g1", instance="a"))
         await gateway.ask(digest, size)
-        gateway.wire.send(GatewayAlive(gateway="g1", instance="b"))
+        gateway.wire.send(GatewayAlive(gateway="g1", instance="i2"))
         await until(lambda: sidecar.machine.state.engines["e1"].outstanding == 0)
+
+
+async def test_restarted_gateways_first_lease_stands_though_it_comes_before_its_sign_of_life(
+    sockets: Path, store: Store, engine: FakeBackend, gateway: Gateway
+) -> None:
+    digest, size = revision(store, 1)
+    async with running(config(sockets, store), engine) as sidecar:
+        await gateway.ask(digest, size)
+        gateway.instance = "i2"
+        assert isinstance(await gateway.ask(digest, size), Granted)
+        gateway.wire.send(GatewayAlive(gateway="g1", instance="i2"))
+        await gateway.connect()
+        assert sidecar.machine.state.engines["e1"].outstanding == 1
 
 
 async def test_second_sidecar_of_a_node_leaves_the_first_ones_arena_alone(
