@@ -38,7 +38,7 @@ class TryElsewhere(Exception):
 class Lease:
     """A granted lease. Whoever holds it calls ``release`` exactly once or more; only the first call counts."""
 
-    __slots__ = ("_desk", "_released", "adapter", "engine", "host", "node", "number", "port", "waited")
+    __slots__ = ("_desk", "_released", "adapter", "engine", "host", "node", "number", "port", "token", "waited")
 
     def __init__(self, desk: LeaseDesk, node: Node, granted: Granted) -> None:
         self._desk = desk
@@ -50,6 +50,7 @@ class Lease:
         self.port = granted.port
         self.adapter = granted.adapter
         self.waited = granted.waited
+        self.token = granted.token
 
     def release(self, *, engine_failed: bool = False) -> None:
         """Give it back. ``engine_failed`` has the sidecar look at the engine at once."""

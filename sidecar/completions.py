@@ -75,17 +75,19 @@ class Completions:
 
     def _install_done(self, engine: Engine, call: Call, event: InstallDone, now: float) -> None:
         self._state.failures.forgive(call.digest)
+        if engine.limits is not None:
+            self._state.unfit.forgive((call.digest, engine.limits))
         self._state.counts["installed"] += 1
         self._loads.serve(engine, engine.slots[call.adapter], now)
 
     def _install_rejected(self, engine: Engine, call: Call, event: InstallRejected, now: float) -> None:
         if engine.limits is not None:
-            self._state.unfit.remember(call.digest, engine.limits, event.message)
+            self._state.unfit.remember((call.digest, engine.limits), event.message, now)
         load = self._vacate(engine, call)
         if load is None:
             return
         others = [other for other in self._state.by_base[engine.base] if other.ready]
-        if all(self._state.misfit(other, load.digest, load.rank) for other in others):
+        if all(self._state.misfit(other, load.digest, load.rank, now) for other in others):
             self._loads.fail(load, now, Outcome.UNFIT, event.message)
         else:
             self._loads.bounce(load, now)
@@ -156,6 +158,8 @@ class Completions:
     def _installed_read(self, engine: Engine, call: Call, event: InstalledRead, now: float) -> None:
         if event.names is None:
             return
+        if engine.count_foreign(event.names):
+            self._state.changes.engines.add(engine.name)
         for adapter in event.names - engine.slots.keys():
             self._found(engine, adapter, now)
         for adapter in [name for name in engine.slots if engine.serving(name) and name not in event.names]:

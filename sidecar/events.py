@@ -60,13 +60,14 @@ class FetchFailed(Event, frozen=True, kw_only=True):
 
 
 class EngineUp(Event, frozen=True, kw_only=True):
-    """An engine answers, started or adopted. ``installed`` was read from it, not remembered."""
+    """An engine answers, started or adopted. ``installed`` was read from it, not remembered; ``token`` lets us in."""
 
     engine: str
     limits: EngineLimits
     installed: frozenset[str]
     host: str
     port: int
+    token: str = ""
 
 
 class EngineDown(Event, frozen=True, kw_only=True):

@@ -130,7 +130,7 @@ class Machine:
             return {"outcome": Outcome.NO_HEALTHY_NODE, "message": message, "elsewhere": True}
         if split_adapter_name(adapter) is None:
             return {"outcome": Outcome.INVALID_REQUEST, "message": "the tenant or the digest is malformed"}
-        misfits = [self.state.misfit(engine, request.digest, request.rank) for engine in ready]
+        misfits = [self.state.misfit(engine, request.digest, request.rank, now) for engine in ready]
         if all(misfits):
             return {"outcome": Outcome.UNFIT, "message": misfits[0]}
         failure = self.state.failures.blocked(request.digest, now)
@@ -208,5 +208,6 @@ class Machine:
         self.state.end_leases(expired + silent, now, lost=True)
         for digest in self.state.failures.forget_old(now):
             self.state.digest_changed(digest)
+        self.state.unfit.forget_old(now)
         self._completions.retry_unsure(now)
         self._completions.compare(now)

@@ -58,7 +58,8 @@ class Acquire(NodeMessage, frozen=True, kw_only=True):
 class Granted(NodeMessage, frozen=True, kw_only=True):
     """Send the request to ``host:port`` with ``model`` set to ``adapter`` (or the base's served name).
 
-    ``waited`` says whether the grant had to wait for a load: hot grants are immediate.
+    ``waited`` says whether the grant had to wait for a load: hot grants are immediate. ``token`` is the bearer token
+    that the engine wants with each request, if any; it goes into no log.
     """
 
     lease: int
@@ -67,6 +68,7 @@ class Granted(NodeMessage, frozen=True, kw_only=True):
     port: int
     adapter: str
     waited: bool = False
+    token: str = ""
 
 
 class Refused(NodeMessage, frozen=True, kw_only=True):

@@ -27,6 +27,10 @@ _STOCK_REFUSAL = re.compile(
 )
 
 
+# what passes, though a server that runs without our plug-in may call it the caller's fault
+_PASSING = re.compile(r"out of memory|not enough memory|can't allocate|cannot allocate|no space left", re.IGNORECASE)
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """One line of ``/v1/models``: an adapter names its base as ``parent``."""
 
@@ -60,9 +64,10 @@ class Unanswered(EngineFailed):
 class VllmClient:
     """One server's routes. Make it inside a running loop; ``close`` it there too."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, token: str = "") -> None:
         self._url = f"http://{host}:{port}"
-        self._session = aiohttp.ClientSession(trust_env=False)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._session = aiohttp.ClientSession(trust_env=False, headers=headers)
 
     async def close(self) -> None:
         await self._session.close()
@@ -110,7 +115,8 @@ class VllmClient:
             raise InstallRefused(message.partition(REFUSED)[2])
         if FAILED in message:
             raise InstallFailed(message.partition(FAILED)[2])
-        if status == 400 or (status == 500 and _STOCK_REFUSAL.search(message)):
+        refused = status == 400 or (status == 500 and _STOCK_REFUSAL.search(message))
+        if refused and not _PASSING.search(message):
             raise InstallRefused(message)
         raise InstallFailed(f"the engine answered {status}: {message}")
 

@@ -8,6 +8,7 @@ from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 from vllm.v1.worker.worker_base import WorkerBase
 
+from .faults import is_adapters_fault
 from .terms import FAILED, REFUSED
 
 logger = init_logger(__name__)
@@ -37,10 +38,7 @@ def add_lora(self: Any, lora_request: LoRARequest) -> str:
     except Exception as error:  # whatever it was, the id and the slot must not stay taken
         logger.exception("adapter %s was not loaded", lora_request.lora_name)
         manager.remove_adapter(lora_request.lora_int_id)
-        # memory and files may be there next time; anything else lies in the adapter itself
-        passing = isinstance(error, OSError | MemoryError) or "NotFound" in type(error).__name__
-        passing = passing or "OutOfMemory" in type(error).__name__
-        return f"{FAILED if passing else REFUSED}{str(error) or type(error).__name__}"
+        return f"{REFUSED if is_adapters_fault(error) else FAILED}{str(error) or type(error).__name__}"
     return ""
 
 

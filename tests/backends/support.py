@@ -77,7 +77,8 @@ class Caller:
         host, port = backend.address()
         self.url = f"http://{host}:{port}"
         self._prompt = chat_prompt(base, PROMPT)
-        self._session = aiohttp.ClientSession()
+        token = backend.token()
+        self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"} if token else {})
 
     async def close(self) -> None:
         await self._session.close()

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 import torch
@@ -56,6 +57,11 @@ class Stage:
     def pid(self) -> int:
         return int(json.loads((self.root / "run" / "engines" / "tiny.json").read_bytes())["pid"])
 
+    def told(self) -> str:
+        """What other users of the host, and readers of its logs, see of the engine."""
+        files = [Path(f"/proc/{self.pid}/cmdline"), *(self.root / "log").iterdir()]
+        return "\n".join(file.read_text(errors="replace") for file in files)
+
     async def install(self, seed: int) -> str:
         adapter = installable(self.folder(seed), self.base)
         await self.backend.install(adapter, 30)
@@ -96,6 +102,25 @@ async def test_limits_are_the_engines_own_word(stage: Stage) -> None:
     assert limits.served_base == "tiny-base"
     assert limits.removes_for_real
     assert {"q", "k", "v", "o", "gate", "up", "down"} <= set(limits.targets)
+
+
+async def test_nobody_gets_in_without_the_token(stage: Stage) -> None:
+    host, port = stage.backend.address()
+    body = {"model": "tiny-base", "prompt": "x", "max_tokens": 1}
+    async with aiohttp.ClientSession(f"http://{host}:{port}") as stranger:
+        for path in ("/v1/completions", "/invocations", "/tokenize", "/v1/load_lora_adapter"):
+            async with stranger.post(path, json=body) as answer:
+                assert answer.status == 401, path
+            async with stranger.post(path, json=body, headers={"Authorization": "Bearer wrong"}) as answer:
+                assert answer.status == 401, path
+        for path in ("/roost/engine", "/metrics", "/v1/models"):
+            async with stranger.get(path) as answer:
+                assert answer.status == 401, path
+        async with stranger.get("/health") as answer:
+            assert answer.status == 200
+    token = stage.backend.token()
+    assert token
+    assert token not in stage.told()
 
 
 async def test_an_installed_adapter_answers_what_peft_answers(stage: Stage, caller: Caller) -> None:

@@ -46,6 +46,7 @@ class StubSidecar:
         self.draining = False
         self.fingerprint = FINGERPRINT
         self.max_rank = 16
+        self.token = ""
         self.resident: dict[str, Residency] = {}
         self.serving: set[str] = set()
         self.scripts: deque[Script] = deque()
@@ -100,7 +101,13 @@ class StubSidecar:
         self.held[ask.lease] = ask
         reply(
             Granted(
-                lease=ask.lease, engine=engine.name, host="127.0.0.1", port=engine.port, adapter=adapter, waited=waited
+                lease=ask.lease,
+                engine=engine.name,
+                host="127.0.0.1",
+                port=engine.port,
+                adapter=adapter,
+                waited=waited,
+                token=self.token,
             )
         )
 

@@ -405,6 +405,20 @@ async def test_the_engine_gets_nothing_of_the_clients_headers(tmp_path: Path) ->
         assert first["x-request-id"] != second["x-request-id"]
 
 
+async def test_an_engine_gets_its_token_and_nobody_else_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level("DEBUG")
+    async with Mesh(tmp_path, access_log=True) as mesh:
+        mesh.publish("acme/bot")
+        mesh.sidecar.token = "the engine's own"
+        told = await mesh.chat("acme/bot", headers=mesh.key("acme"))
+        assert told.status == 200
+        assert mesh.engine.headers[0]["Authorization"] == "Bearer the engine's own"
+        assert "the engine's own" not in f"{told.body!r}{told.headers}"
+    assert "the engine's own" not in f"{caplog.text}{capfd.readouterr()}"
+
+
 async def test_many_at_once_all_answer_and_leave_nothing_behind(tmp_path: Path) -> None:
     async with Mesh(tmp_path, nodes=2) as mesh:
         for number in range(5):

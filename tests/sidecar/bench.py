@@ -155,6 +155,7 @@ class Bench:
         installed: tuple[str, ...] = (),
         max_rank: int = 16,
         removes_for_real: bool = True,
+        token: str = "",
     ) -> None:
         self.send(
             EngineUp(
@@ -163,6 +164,7 @@ class Bench:
                 installed=frozenset(installed),
                 host="127.0.0.1",
                 port=8000 + int(engine[1:]),
+                token=token,
             )
         )
 

@@ -186,15 +186,32 @@ def test_broken_install_frees_the_slot_and_is_remembered() -> None:
     bench.serve(2)
 
 
-def test_rejected_install_is_unfit_from_then_on() -> None:
+def test_rejected_install_is_unfit_for_a_while_and_longer_each_time() -> None:
+    bench = Bench(negative_max_s=60.0)
+    for pause in (30.0, 60.0, 60.0):
+        ask = bench.ask(1)
+        if digest(1) in bench.fetches:
+            bench.fetched(1)
+        bench.rejected(1)
+        assert bench.refused(ask).outcome is Outcome.UNFIT
+        bench.wait(pause - 1.0)
+        again = bench.refused(bench.ask(1))
+        assert (again.outcome, again.message) == (Outcome.UNFIT, "wrong shape")
+        bench.wait(2.0)
+    assert bench.serving() == set()
+
+
+def test_what_an_engine_wrongly_called_unfit_serves_in_the_end() -> None:
     bench = Bench()
     ask = bench.ask(1)
     bench.fetched(1)
     bench.rejected(1)
     assert bench.refused(ask).outcome is Outcome.UNFIT
-    bench.wait(1000.0, step=100.0)
-    assert bench.refused(bench.ask(1)).outcome is Outcome.UNFIT
-    assert bench.serving() == set()
+    bench.wait(31.0)
+    ask = bench.ask(1)
+    bench.installed(1)
+    assert bench.granted(ask)
+    assert bench.serving() == {name(1)}
 
 
 def test_rejected_by_one_engine_goes_to_another_of_other_limits() -> None:
