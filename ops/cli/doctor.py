@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import resource
 import shutil
 import socket
 import sys
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import typer
 from rich.text import Text
 
+from gateway.http import connections_within
 from wire.outcomes import RoostError
 
 from ..config import GatewayConfig, RoostConfig, load
@@ -128,6 +130,16 @@ def check_shared_memory(config: RoostConfig, _layout: Layout) -> Finding:
     return Finding("shared memory", grade, f"{size_of(free)} free, the arena takes {size_of(wanted)}", advice)
 
 
+def check_open_files(config: RoostConfig, _layout: Layout) -> Finding:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        return Finding("open files", Grade.OK, "no bound")
+    clients = connections_within(hard)
+    grade = Grade.OK if clients >= config.gateway.max_connections else Grade.WARN
+    advice = "" if grade is Grade.OK else "raise the hard limit (ulimit -Hn, LimitNOFILE), or lower max_connections"
+    return Finding("open files", grade, f"{hard}: {min(clients, config.gateway.max_connections)} connections", advice)
+
+
 def check_permissions(_config: RoostConfig, layout: Layout) -> Finding:
     folder = layout.root
     if not folder.exists():
@@ -172,5 +184,5 @@ def _version(name: str) -> str | None:
 
 CHECKS: tuple[Check, ...] = (
     check_python, check_engine_packages, check_torch, check_plugin, check_gateway_port, check_shared_memory,
-    check_permissions, check_disk,
+    check_open_files, check_permissions, check_disk,
 )  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from backends.process import stop_recorded
+from sidecar.arena import unlink_left
 from wire.outcomes import InvalidRequest
 
 from ..config import RoostConfig
@@ -66,7 +67,9 @@ def end_leftovers(layout: Layout) -> None:
 
 
 def stop_mesh(layout: Layout, *, keep_engines: bool = False) -> list[str]:
-    """End the keeper, the supervisor and its processes, then the engines. Returns what was ended, in order.
+    """End the keeper, the supervisor and its processes, then the engines; free the arena that a killed sidecar left.
+
+    Returns what was ended, in order.
 
     Works from what is recorded in the state folder, so also where the supervisor was killed.
     """
@@ -83,6 +86,9 @@ def stop_mesh(layout: Layout, *, keep_engines: bool = False) -> list[str]:
             if end(process.identity, grace_s=CHILD_GRACE_S) or (ended and process.phase is not Phase.STOPPED)
         ]
         write_state(layout.state_file, msgspec.structs.replace(state, phase=Phase.STOPPED, engines=()))
+    config = saved_config(layout)
+    if config is not None:
+        unlink_left(config.node.name, str(layout.run))
     if not keep_engines:
         ended += [f"engine {name}" for name in stop_recorded(layout.run, grace_s=ENGINE_GRACE_S)]
     return ended

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from ops.config import RoostConfig
 from ops.layout import Layout, write_private
 from ops.supervise.__main__ import BROKE_LATER
 from ops.supervise.backoff import Backoff
 from ops.supervise.child import Child, ChildSpec, StartFailed
 from ops.supervise.keeper import NEVER_READY, Keeper
-from ops.supervise.run import end_leftovers, stop_mesh
+from ops.supervise.run import end_leftovers, save_config, stop_mesh
 from ops.supervise.state import (
     EngineState,
     Identity,
@@ -31,6 +33,7 @@ from ops.supervise.state import (
     write_state,
 )
 from ops.supervise.supervisor import Supervisor
+from sidecar.arena import segment_name
 from wire.outcomes import InvalidRequest, NoHealthyNode
 
 ROOT = Path(__file__).parents[2]
@@ -195,6 +198,22 @@ def test_children_end_with_a_killed_supervisor(tmp_path: Path) -> None:
     wait_for(lambda: not child.alive)
 
 
+def test_a_process_gets_all_open_files_that_it_may_have(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+
+    def bound() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
+
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "ops.supervise.entry", str(os.getpid()), "tests.ops.fake_process", str(ready)],
+        preexec_fn=bound,
+    )
+    wait_for(ready.exists)
+    assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) == (4096, 4096)
+    child.kill()
+    child.wait()
+
+
 def test_only_one_supervisor_runs_on_a_state_folder(tmp_path: Path) -> None:
     layout = Layout.of(str(tmp_path))
     layout.make()
@@ -227,6 +246,22 @@ def test_down_finds_what_a_killed_supervisor_left(tmp_path: Path) -> None:
     state = read_state(layout.state_file)
     assert state is not None and state.phase is Phase.STOPPED
     assert stop_mesh(layout) == []
+
+
+def test_down_frees_the_arena_of_a_killed_sidecar_and_no_other(tmp_path: Path) -> None:
+    layout = Layout.of(str(tmp_path))
+    layout.make()
+    save_config(RoostConfig(), layout)
+    ours = Path("/dev/shm") / segment_name("local", str(layout.run))
+    anothers = Path("/dev/shm") / segment_name("local", str(tmp_path / "another"))
+    try:
+        for segment in (ours, anothers):
+            segment.write_bytes(b"left")
+        stop_mesh(layout)
+        assert (ours.exists(), anothers.exists()) == (False, True)
+    finally:
+        ours.unlink(missing_ok=True)
+        anothers.unlink()
 
 
 def test_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:
