@@ -200,6 +200,8 @@ def _check_engine(engine: EngineConfig, path: str) -> None:
         raise _invalid(path, "needs `model_path` (an engine that we start) or `attach` (host:port of a running one)")
     if engine.attach and not re.fullmatch(r"[^:/]+:[0-9]{1,5}", engine.attach):
         raise _invalid(f"{path}.attach", f"expected host:port, got {engine.attach!r}")
+    if engine.attach_key_env and not engine.attach:
+        raise _invalid(f"{path}.attach_key_env", "is for `attach`: an engine that we start gets a token of its own")
     if engine.count > 1 and (engine.attach or engine.port):
         raise _invalid(f"{path}.count", "several engines can't share one address: write a [[node.engines]] for each")
     if engine.fingerprint:

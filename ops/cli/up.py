@@ -23,7 +23,7 @@ from ..engine_log import engine_cause
 from ..layout import Layout
 from ..supervise.child import StartFailed, last_line
 from ..supervise.run import ENGINE_GRACE_S, end_leftovers, save_config, stop_mesh, supervise
-from ..supervise.state import MeshState, Phase, SupervisorLock, read_state
+from ..supervise.state import EngineState, MeshState, Phase, SupervisorLock, read_state
 from .config import ConfigFile
 from .doctor import PORT_ADVICE, port_trouble
 from .output import OUT, tell, tell_json
@@ -156,10 +156,8 @@ def _check_engines(state: MeshState, layout: Layout) -> None:
     dead = next((engine for engine in state.engines if engine.health == Health.DEAD), None)
     if dead is None:
         return
-    log = layout.log_file(f"engine-{dead.name}")
     stop_mesh(layout)
-    cause = engine_cause(log) or dead.detail.splitlines()[0]
-    raise StartFailed(f"engine {dead.name} does not start: {cause} (see {log})")
+    raise StartFailed(f"engine {dead.name} does not start: {dead_because(dead, layout)}")
 
 
 class _Picture:
@@ -171,6 +169,7 @@ class _Picture:
         self._layout = layout
         self._note = ""
         self._last: MeshState | None = None
+        self._told_dead: set[str] = set()
         self.complete = False
 
     @property
@@ -192,9 +191,26 @@ class _Picture:
         if state.phase is Phase.READY:
             self.note("" if ready else "engines are starting; `roost logs` shows what they do")
         self._draw(state, self._note)
+        self._tell_dead(state)
         if ready and not self.complete:
             self.complete = True
             welcome(state, self._config, self._layout)
+
+    def _tell_dead(self, state: MeshState) -> None:
+        """Say once, for good, why an engine does not run; it is started again and again meanwhile."""
+        for engine in state.engines:
+            if engine.health == Health.READY:
+                self._told_dead.discard(engine.name)
+            elif engine.health == Health.DEAD and engine.name not in self._told_dead:
+                self._told_dead.add(engine.name)
+                tell((f"Engine {engine.name} does not run", "bold red"), f": {dead_because(engine, self._layout)}")
+
+
+def dead_because(engine: EngineState, layout: Layout) -> str:
+    """Why, in a line: the first cause that its log tells, else what the sidecar saw of it."""
+    log = layout.log_file(f"engine-{engine.name}")
+    cause = engine_cause(log) or engine.detail.partition("\n")[0]
+    return f"{cause} (see {log})" if log.exists() else cause
 
 
 def welcome(state: MeshState, config: RoostConfig, layout: Layout) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import tomli_w
+from blake3 import blake3
 
 # through the interpreter, so that no PATH is needed
 ROOST = (sys.executable, "-m", "ops.cli")
@@ -157,3 +158,13 @@ async def ask(
             return Reply(200, answer["choices"][0]["text"], answer["model"], response.headers)
     except aiohttp.ClientError as broken:
         return Reply(0, "", error=repr(broken))
+
+
+async def upload(mesh: Mesh, data: bytes, digest: str | None = None) -> tuple[int, dict[str, Any]]:
+    """Put ``data`` into the store under its digest, or under the one given: (status, answer)."""
+    digest = digest or blake3(data).hexdigest()
+    async with (
+        aiohttp.ClientSession() as session,
+        session.put(f"{mesh.url}/roost/v1/artifacts/{digest}", data=data) as answer,
+    ):
+        return answer.status, await answer.json()

@@ -16,13 +16,12 @@ import torch
 from blake3 import blake3
 from safetensors.torch import load_file, save_file
 
-from tests.e2e.mesh import Mesh, ask
+from tests.e2e.mesh import Mesh, ask, upload
 from tests.models import make_adapter, make_tiny_base, reference_answer
 
 pytestmark = pytest.mark.engine
 
 PROMPT, TOKENS = "still here", 6
-STORE_BYTES = 16 << 20
 MAX_RANK = 8
 # malformed, or well-formed and unfit
 WRONG_INPUT = (2, 6)
@@ -40,7 +39,7 @@ def good(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Path:
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path, good: Path) -> Iterator[Mesh]:
     root = tmp_path_factory.mktemp("mesh")
-    mesh = Mesh(root, tiny_base, engine={"slots": 2, "max_rank": MAX_RANK}, sidecar={}, store_bytes=STORE_BYTES)
+    mesh = Mesh(root, tiny_base, engine={"slots": 2, "max_rank": MAX_RANK}, sidecar={})
     mesh.up()
     try:
         mesh.publish("acme/good", good)
@@ -143,15 +142,6 @@ async def test_a_rank_above_the_engines_is_said_to_be_that(mesh: Mesh, tiny_base
     assert f"rank {MAX_RANK * 2}" in reply.error
 
 
-async def _upload(mesh: Mesh, data: bytes, digest: str | None = None) -> tuple[int, dict[str, Any]]:
-    digest = digest or blake3(data).hexdigest()
-    async with (
-        aiohttp.ClientSession() as session,
-        session.put(f"{mesh.url}/roost/v1/artifacts/{digest}", data=data) as answer,
-    ):
-        return answer.status, await answer.json()
-
-
 async def _name(mesh: Mesh, policy: str, digest: str) -> tuple[int, dict[str, Any]]:
     url = f"{mesh.url}/roost/v1/policies/{policy}/revisions"
     async with (
@@ -173,7 +163,7 @@ async def _name(mesh: Mesh, policy: str, digest: str) -> tuple[int, dict[str, An
 )
 async def test_bytes_that_are_no_revision_file_can_be_stored_but_never_named(mesh: Mesh, data: bytes) -> None:
     digest = blake3(data).hexdigest()
-    await _upload(mesh, data)
+    await upload(mesh, data)
     status, answer = await _name(mesh, "acme/bytes", digest)
     assert status == 400, answer
     async with aiohttp.ClientSession() as session:
@@ -181,7 +171,7 @@ async def test_bytes_that_are_no_revision_file_can_be_stored_but_never_named(mes
 
 
 async def test_bytes_of_another_digest_are_refused(mesh: Mesh) -> None:
-    status, answer = await _upload(mesh, b"these bytes", "0" * 64)
+    status, answer = await upload(mesh, b"these bytes", "0" * 64)
     assert status == 400
     assert answer["error"]["param"] == "digest"
 
@@ -249,40 +239,13 @@ def test_requests_that_two_servers_could_read_differently_are_refused(mesh: Mesh
     assert received.count(b"HTTP/1.1 ") == 1
 
 
-async def test_a_full_disk_is_said_to_be_full_and_is_usable_once_there_is_room(
-    mesh: Mesh, tiny_base: Path, tmp_path: Path
-) -> None:
-    adapter = make_adapter(tmp_path / "adapter", tiny_base, seed=77)
-    for number in range(STORE_BYTES >> 20):
-        status, answer = await _upload(mesh, bytes([number]) * (1 << 20))
-        if status == 507:
-            break
-    assert (status, answer["error"]["code"]) == (507, "storage_full")
-    # what room is left is less than a block: nothing fits
-    for number in range(1000):
-        status, _ = await _upload(mesh, number.to_bytes(4, "big") * 1000)
-        if status == 507:
-            break
-    words = ("publish", "acme/late", str(adapter), "--create-over", "tiny")
-    full = await asyncio.to_thread(mesh.roost, *words, check=False)
-    assert full.returncode != 0
-    assert "room" in full.stderr
-    async with aiohttp.ClientSession() as session:
-        url = f"{mesh.url}/roost/v1/orphans/collect"
-        async with session.post(url, json={"older_than_s": 0}) as answered:
-            assert answered.status == 200
-            assert (await answered.json())["removed"] > 0
-        assert (await asyncio.to_thread(mesh.roost, *words)).returncode == 0
-        assert (await ask(session, mesh.url, "acme/late", PROMPT)).status == 200
-
-
 async def test_the_registrar_dies_between_bytes_and_event(mesh: Mesh, tiny_base: Path, tmp_path: Path) -> None:
     adapter = make_adapter(tmp_path / "adapter", tiny_base, seed=88)
     config = tiny_base / "config.json"
     packed = tmp_path / "revision.safetensors"
     await asyncio.to_thread(mesh.roost, "pack", str(adapter), "--base-config", str(config), "-o", str(packed))
     data = packed.read_bytes()
-    status, _ = await _upload(mesh, data)
+    status, _ = await upload(mesh, data)
     assert status in (200, 201)
     await asyncio.to_thread(mesh.kill, "registrar")
     digest = blake3(data).hexdigest()
