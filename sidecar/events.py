@@ -50,6 +50,14 @@ class FetchDone(Event, frozen=True, kw_only=True):
     generation: int
 
 
+class FetchOverdue(Event, frozen=True, kw_only=True):
+    """A fetch takes too long and was given up, but still holds its extent: FetchFailed or FetchDone is yet to come."""
+
+    digest: str
+    generation: int
+    message: str
+
+
 class FetchFailed(Event, frozen=True, kw_only=True):
     """Nobody writes to the extent any more, and its bytes are worth nothing."""
 
@@ -133,6 +141,7 @@ AnyEvent = (
     | GatewayHeard
     | PrefetchHinted
     | FetchDone
+    | FetchOverdue
     | FetchFailed
     | EngineUp
     | EngineDown

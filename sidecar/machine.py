@@ -20,6 +20,7 @@ from .events import (
     EngineUp,
     FetchDone,
     FetchFailed,
+    FetchOverdue,
     GatewayHeard,
     OperationEnded,
     PrefetchHinted,
@@ -55,6 +56,7 @@ class Machine:
             GatewayHeard: self._gateway_heard,
             PrefetchHinted: self._prefetch_hinted,
             FetchDone: self._then_pump(self._completions.fetch_done),
+            FetchOverdue: self._then_pump(self._completions.fetch_overdue),
             FetchFailed: self._then_pump(self._completions.fetch_failed),
             EngineUp: self._then_pump(self._lifecycle.engine_up),
             EngineDown: self._then_pump(self._lifecycle.engine_down),
@@ -137,6 +139,9 @@ class Machine:
         if failure is not None:
             message = f"failed {failure.times} time(s) in a row: {failure.message}"
             return {"outcome": Outcome.KNOWN_BAD, "message": message, "retry_after_s": failure.until - now}
+        if self.state.cache.overdue(request.digest):
+            message = f"node {node} waits for its storage to give these bytes"
+            return {"outcome": Outcome.KNOWN_BAD, "message": message, "elsewhere": True}
         if request.size <= 0:
             return {"outcome": Outcome.INVALID_REQUEST, "message": "size must be positive", "field": "size"}
         if not self.state.cache.fits(request.size):

@@ -39,6 +39,8 @@ def _residency(state: NodeState, digest: str, in_slots: set[Residency]) -> Resid
             return residency
     entry = state.cache.get(digest)
     if entry is not None:
+        if entry.overdue:
+            return Residency.FAILED
         return Residency.RESIDENT if entry.ready else Residency.FETCHING
     return Residency.FAILED if digest in state.failures else Residency.ABSENT
 

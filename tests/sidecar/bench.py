@@ -22,6 +22,7 @@ from sidecar.events import (
     EngineUp,
     FetchDone,
     FetchFailed,
+    FetchOverdue,
     GatewayHeard,
     InstallBroke,
     InstallDone,
@@ -175,6 +176,10 @@ class Bench:
     def fetched(self, number: int) -> None:
         fetch = self.fetches.pop(digest(number))
         self.send(FetchDone(digest=fetch.digest, generation=fetch.extent.generation))
+
+    def fetch_overdue(self, number: int) -> None:
+        fetch = self.fetches[digest(number)]
+        self.send(FetchOverdue(digest=fetch.digest, generation=fetch.extent.generation, message="storage hangs"))
 
     def fetch_failed(self, number: int, outcome: Outcome = Outcome.ARTIFACT_UNAVAILABLE) -> None:
         fetch = self.fetches.pop(digest(number))

@@ -164,6 +164,43 @@ def test_failed_fetch_is_known_bad_for_longer_each_time() -> None:
     assert pauses == pytest.approx([1.0, 2.0, 4.0, 4.0])
 
 
+def test_fetches_that_hang_hold_no_permit_and_keep_their_extent_until_they_end() -> None:
+    bench = Bench(slots=4, loads_in_flight=2, negative_first_s=1.0)
+    hanging = [bench.ask(1), bench.ask(2)]
+    waiting = bench.ask(3)
+    assert digest(3) not in bench.fetches
+    used = bench.machine.state.cache.used
+    for number in (1, 2):
+        bench.fetch_overdue(number)
+    for ask in hanging:
+        refused = bench.refused(ask)
+        assert (refused.outcome, refused.elsewhere) == (Outcome.DEADLINE, True)
+    bench.fetched(3)
+    bench.installed(3)
+    assert bench.granted(waiting)
+    assert bench.machine.state.cache.used > used, "a thread may still write there"
+    assert bench.refused(bench.ask(1)).outcome is Outcome.KNOWN_BAD
+    bench.wait(30.0)
+    still = bench.refused(bench.ask(1))
+    assert (still.outcome, still.elsewhere) == (Outcome.KNOWN_BAD, True)
+    bench.fetch_failed(1)
+    again = bench.ask(1)
+    bench.fetched(1)
+    bench.installed(1)
+    assert bench.granted(again)
+
+
+def test_bytes_that_come_late_after_all_are_used() -> None:
+    bench = Bench(negative_first_s=1.0)
+    bench.ask(1)
+    bench.fetch_overdue(1)
+    bench.fetched(1)
+    bench.wait(2.0)
+    again = bench.ask(1)
+    bench.installed(1)
+    assert bench.granted(again)
+
+
 def test_success_forgives_failures() -> None:
     bench = Bench()
     for _ in range(3):

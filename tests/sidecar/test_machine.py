@@ -21,6 +21,7 @@ from sidecar.events import (
     EngineUp,
     FetchDone,
     FetchFailed,
+    FetchOverdue,
     GatewayHeard,
     InstallBroke,
     InstallDone,
@@ -233,6 +234,12 @@ class Node(RuleBasedStateMachine):
             digest=fetch.digest, generation=generation, outcome=Outcome.ARTIFACT_UNAVAILABLE, message="m"
         )
         self.send(failed)
+
+    @precondition(lambda self: self.fetches)
+    @rule(data=st.data())
+    def fetch_hangs(self, data: st.DataObject) -> None:
+        fetch = self.fetches[data.draw(st.sampled_from(sorted(self.fetches)))]
+        self.send(FetchOverdue(digest=fetch.digest, generation=fetch.extent.generation, message="m"))
 
     @precondition(lambda self: any(model.call for model in self.engines.values()))
     @rule(data=st.data(), ending=st.sampled_from(ENDINGS), happened=st.booleans())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,6 +118,30 @@ async def test_damaged_artifact_is_refused_and_remembered_and_nothing_else_suffe
         assert (first.outcome, again.outcome) == (Outcome.ARTIFACT_UNAVAILABLE, Outcome.KNOWN_BAD)
         assert isinstance(await gateway.ask(good, size), Granted)
         assert engine.installs == [adapter_name("acme", good)]
+
+
+async def test_reads_that_hang_stop_no_other_cold_load(
+    sockets: Path, store: Store, engine: FakeBackend, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, good = [revision(store, number) for number in range(4)], revision(store, 9)
+    go_on, stuck = threading.Event(), {store.blobs.path(digest) for digest, _ in hanging}
+    open_file = os.open
+
+    def open_or_hang(path: Path, *rest: int) -> int:
+        if path in stuck:
+            go_on.wait(60.0)
+        return open_file(path, *rest)
+
+    async with running(config(sockets, store, load_timeout_s=0.2), engine) as sidecar:
+        monkeypatch.setattr(os, "open", open_or_hang)
+        try:
+            for answer in await asyncio.gather(*(gateway.ask(digest, size) for digest, size in hanging)):
+                assert isinstance(answer, Refused)
+                assert answer.outcome is Outcome.DEADLINE
+            assert isinstance(await gateway.ask(*good), Granted)
+        finally:
+            go_on.set()
+        await until(lambda: list(sidecar.machine.state.cache) == [good[0]])
 
 
 async def test_feed_tells_how_a_revision_came_and_went(sockets: Path, store: Store, gateway: Gateway) -> None:
