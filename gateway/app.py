@@ -86,7 +86,7 @@ class Gateway:
         self._registrar.close()
         self._catalog.close()
         if self._access_log is not None:
-            self._access_log.flush()
+            await self._access_log.close()
 
     async def _listen(self) -> None:
         settings = self.settings
@@ -125,8 +125,12 @@ class Gateway:
         )
 
     def _dropped(self) -> dict[str, int]:
-        refused = {} if self._server is None else dict(self._server.refused)
-        return self._fleet.dropped() | {f"http_{reason}": count for reason, count in refused.items()}
+        dropped = self._fleet.dropped()
+        if self._server is not None:
+            dropped |= {f"http_{reason}": count for reason, count in self._server.refused.items()}
+        if self._access_log is not None:
+            dropped["access_log"] = self._access_log.dropped
+        return dropped
 
 
 def _affordable(wanted: int) -> int:

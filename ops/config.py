@@ -16,6 +16,7 @@ import msgspec
 
 from backends.interface import EngineSettings
 from catalog.names import check_base, check_part
+from wire.hosts import is_loopback
 from wire.outcomes import InvalidRequest
 
 ENVIRONMENT_PREFIX = "ROOST_"
@@ -143,11 +144,6 @@ def show(config: RoostConfig) -> dict[str, Any]:
     for engine in tree["node"]["engines"]:
         del engine["fingerprint"]
     return tree
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    return host in {"localhost", "::1"} or re.fullmatch(r"127(\.[0-9]{1,3}){3}", host) is not None
 
 
 def _anchored(tree: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from wire.registrar import PublishRevision
 from .policies import POLICY, policy_name
 from .requests import answer, commit, read_body, require
 from .services import services
+from .threads import in_thread
 
 routes = web.RouteTableDef()
 
@@ -59,7 +60,7 @@ async def put_artifact(request: web.Request) -> web.Response:
     was_there = shared.store.size(digest) is not None
     with await asyncio.to_thread(shared.store.writer) as writer:
         await _receive(request, writer, most)
-        stored = await asyncio.to_thread(_commit, writer, digest)
+        stored = await in_thread(_commit, writer, digest)
     return answer({"digest": stored.digest, "size": stored.size}, status=200 if was_there else 201)
 
 
@@ -128,9 +129,9 @@ async def _receive(request: web.Request, writer: BlobWriter, most: int) -> None:
             raise TooLarge(f"an artifact may have {most} bytes", field="body")
         gathered += chunk
         if len(gathered) >= _WRITE_BYTES:
-            await asyncio.to_thread(writer.write, bytes(gathered))
+            await in_thread(writer.write, bytes(gathered))
             gathered.clear()
-    await asyncio.to_thread(writer.write, bytes(gathered))
+    await in_thread(writer.write, bytes(gathered))
 
 
 def _commit(writer: BlobWriter, digest: str) -> Stored:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from catalog.names import check_base
 from catalog.records import BaseRecord
-from gateway.auth import ALL_TENANTS
+from gateway.auth import ALL_TENANTS, Caller
 from wire.events import Scope
 from wire.outcomes import NotFound
 from wire.registrar import AddBase
@@ -32,24 +32,25 @@ class NewBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @routes.get("/roost/v1/bases")
 async def list_bases(request: web.Request) -> web.Response:
-    caller(request)
-    return answer({"bases": [base_document(base) for base in services(request).view.bases()]})
+    asker = caller(request)
+    return answer({"bases": [base_document(base, asker) for base in services(request).view.bases()]})
 
 
 @routes.get("/roost/v1/bases/{name}")
 async def show_base(request: web.Request) -> web.Response:
     """With its config.json, which is what an adapter is packed against."""
-    caller(request)
+    asker = caller(request)
     name = check_base(request.match_info["name"], "name")
     base = services(request).view.base(name)
     if base is None:
         raise NotFound(f"there is no base {name}", field="base")
-    return answer(base_document(base) | {"config": base.config})
+    return answer(base_document(base, asker) | {"config": base.config})
 
 
-def base_document(base: BaseRecord) -> dict[str, Any]:
-    """A base as lists show it."""
-    return {name: getattr(base, name) for name in ("name", "fingerprint", "path", "group", "created_ms")}
+def base_document(base: BaseRecord, asker: Caller) -> dict[str, Any]:
+    """A base as lists show it. Where it lies on the hosts is for those who run them: others get an empty path."""
+    document = {name: getattr(base, name) for name in ("name", "fingerprint", "path", "group", "created_ms")}
+    return document if asker.operates else document | {"path": ""}
 
 
 @routes.post("/roost/v1/bases")

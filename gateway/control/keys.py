@@ -33,6 +33,7 @@ class Orphans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @routes.post("/roost/v1/keys")
 async def create_key(request: web.Request) -> web.Response:
     asker = require(request, Scope.ADMIN)
+    asker.require_key()
     new = await read_body(request, NewKey)
     if new.tenant != ALL_TENANTS:
         check_part(new.tenant, "tenant")

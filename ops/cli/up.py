@@ -16,9 +16,10 @@ from rich.live import Live
 
 from backends.interface import Health
 from backends.process import stop_recorded
+from wire.hosts import is_loopback
 from wire.outcomes import DeadlinePassed, InvalidRequest
 
-from ..config import EngineConfig, RoostConfig, is_loopback, load, with_engines
+from ..config import EngineConfig, RoostConfig, load, with_engines
 from ..engine_log import engine_cause
 from ..layout import Layout
 from ..supervise.child import StartFailed, last_line

@@ -43,6 +43,7 @@ class StubSidecar:
         self.address = NodeAddress(name, f"ipc://{folder}/{name}.sock", f"ipc://{folder}/{name}.feed")
         self.engines = engines
         self.health = Health.READY
+        self.detail = ""
         self.draining = False
         self.fingerprint = FINGERPRINT
         self.max_rank = 16
@@ -54,6 +55,9 @@ class StubSidecar:
         self.held: dict[int, Acquire] = {}
         self.released: list[int] = []
         self.failed_engines: list[str] = []
+        # what AskState is answered with first, where it is to be of another time
+        self.states: deque[NodeReport] = deque()
+        self.asked_for_state = 0
         self.alive: list[GatewayAlive] = []
         self.epoch = 0
         self._next_engine = itertools.cycle(range(len(engines)))
@@ -118,6 +122,7 @@ class StubSidecar:
             base=BASE,
             fingerprint=self.fingerprint,
             health=self.health,
+            detail=self.detail,
             slots=4,
             max_rank=self.max_rank,
             targets=TARGETS,
@@ -138,7 +143,8 @@ class StubSidecar:
             if ask.failed_engine:
                 self.failed_engines.append(ask.failed_engine)
         elif isinstance(ask, AskState):
-            reply(self.report())
+            self.asked_for_state += 1
+            reply(self.states.popleft() if self.states else self.report())
         elif isinstance(ask, GatewayAlive):
             self.alive.append(ask)
 
