@@ -17,6 +17,8 @@ from .terms import ENGINE_ROUTE, FAILED, REFUSED
 # the list of models grows with the adapters; nothing else that we read is long
 MAX_ANSWER_BYTES = 16 << 20
 MAX_MESSAGE_CHARACTERS = 500
+# uvicorn closes idle connections after 5 s: a call on one that is just being closed would end as uncertain
+IDLE_S = 4.0
 
 T = TypeVar("T")
 
@@ -67,7 +69,8 @@ class VllmClient:
     def __init__(self, host: str, port: int, token: str = "") -> None:
         self._url = f"http://{host}:{port}"
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._session = aiohttp.ClientSession(trust_env=False, headers=headers)
+        connector = aiohttp.TCPConnector(keepalive_timeout=IDLE_S)
+        self._session = aiohttp.ClientSession(trust_env=False, headers=headers, connector=connector)
 
     async def close(self) -> None:
         await self._session.close()

@@ -52,9 +52,15 @@ def targets(self: Any) -> list[str]:
 
 
 def _check_layers(adapters: Any, adapter: Any) -> None:
-    """Raises ValueError for a layer that the model lacks: vLLM would ignore it and serve another function."""
+    """Raises ValueError for a layer that the model lacks: vLLM would ignore it and serve another function.
+
+    Also for half a pair of matrices, on which it breaks in many ways.
+    """
     if not adapter.loras:
         raise ValueError("the adapter has no tensors")
+    halves = sorted(name for name, pair in adapter.loras.items() if pair.lora_a is None or pair.lora_b is None)
+    if halves:
+        raise ValueError(f"only one matrix of {halves[0]} is there")
     known = set(adapters.modules).union(*adapters.packed_modules.values())
     unknown = sorted(set(adapter.loras) - known)
     if unknown and not _is_split_over_layers(adapters):

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from backends.interface import EngineSettings, Health, Installable
+from backends.vllm.client import IDLE_S
 from backends.vllm.driver import VllmBackend
 from catalog.names import adapter_name
 from packer.peft import pack_peft
@@ -78,7 +79,10 @@ class Caller:
         self.url = f"http://{host}:{port}"
         self._prompt = chat_prompt(base, PROMPT)
         token = backend.token()
-        self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"} if token else {})
+        self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            connector=aiohttp.TCPConnector(keepalive_timeout=IDLE_S),
+        )
 
     async def close(self) -> None:
         await self._session.close()

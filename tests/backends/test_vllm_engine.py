@@ -207,7 +207,7 @@ def _variant(stage: Stage, name: str, tensors: dict[str, torch.Tensor]) -> Path:
 
 
 async def _load_past_the_packer(stage: Stage, folder: Path) -> None:
-    client = VllmClient(*stage.backend.address())
+    client = VllmClient(*stage.backend.address(), stage.backend.token())
     try:
         await client.load(f"acme@{folder.name}", str(folder), 30)
     finally:
