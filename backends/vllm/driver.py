@@ -31,7 +31,7 @@ from packer.unpack import write_engine_peft
 from wire.outcomes import ArtifactUnavailable, EngineFailed, InvalidRequest, StorageFull, Unfit
 
 from .client import EngineFacts, Unanswered, Unreachable, VllmClient
-from .command import command_for
+from .command import command_for, device_of
 from .folders import AdapterFolders
 
 logger = logging.getLogger(__name__)
@@ -157,6 +157,13 @@ class VllmBackend:
             )  # fmt: skip
         if self._process is not None:
             logger.warning("engine %s runs without our plug-in: is the project installed there?", settings.name)
+        if device_of(settings) == "cpu":
+            # backends/vllm/cpu_kernels.py says why
+            logger.warning(
+                "engine %s is a CPU server without our plug-in: a request of the base that runs beside adapters' "
+                "may get one of them; ask such a server for the base or for adapters, not for both",
+                settings.name,
+            )
         return EngineLimits(
             slots=settings.slots, max_rank=settings.max_rank, targets=DENSE_TARGETS, served_base=settings.base,
             dtype=settings.dtype, removes_for_real=False,

@@ -133,6 +133,29 @@ async def test_an_installed_adapter_answers_what_peft_answers(stage: Stage, call
     assert await stage.backend.installed() == {first, second}
 
 
+async def test_the_base_is_nobody_elses_beside_adapters(stage: Stage, caller: Caller) -> None:
+    """Asked while adapters generate, and again alone, when the prefix cache says what was computed then."""
+    adapters = [await stage.install(seed) for seed in (1, 2)]
+    # longer than a block of the cache, and of this test alone
+    prompts = [f"{number} " + "the base is asked " * 8 for number in range(4)]
+    expected = [(200, reference_answer(stage.base, None, prompt, 24)) for prompt in prompts]
+    references = [stage.reference(seed, 60) for seed in (1, 2)]
+    started = [asyncio.Event() for _ in adapters]
+    stop = asyncio.Event()
+
+    async def generate(adapter: str, reference: str, begun: asyncio.Event) -> None:
+        while not stop.is_set():
+            assert await caller.stream(adapter, 60, begun) == reference
+
+    running = [asyncio.create_task(generate(*of)) for of in zip(adapters, references, started, strict=True)]
+    await asyncio.gather(*(begun.wait() for begun in started))
+    beside = await asyncio.gather(*(caller.complete("tiny-base", prompt=prompt) for prompt in prompts))
+    stop.set()
+    await asyncio.gather(*running)
+    assert beside == expected
+    assert [await caller.complete("tiny-base", prompt=prompt) for prompt in prompts] == expected
+
+
 async def test_slots_are_used_over_and_over(stage: Stage, caller: Caller) -> None:
     for seed in range(10, 18):
         adapter = await stage.install(seed)

@@ -55,9 +55,10 @@ async def attached(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[At
         del os.environ[KEY_VARIABLE]
 
 
-async def test_limits_are_the_settings(attached: Attached) -> None:
+async def test_limits_are_the_settings(attached: Attached, caplog: pytest.LogCaptureFixture) -> None:
     limits = await attached.backend.limits()
     assert (limits.slots, limits.max_rank, limits.removes_for_real) == (2, 16, False)
+    assert "ask such a server for the base or for adapters, not for both" in caplog.text
 
 
 async def test_its_key_is_what_lets_us_in(attached: Attached) -> None:
