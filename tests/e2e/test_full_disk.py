@@ -30,7 +30,7 @@ async def test_a_full_disk_is_said_to_be_full_and_is_usable_once_there_is_room(
     mesh: Mesh, tiny_base: Path, tmp_path: Path
 ) -> None:
     adapter = make_adapter(tmp_path / "adapter", tiny_base, seed=77)
-    for number in range(STORE_BYTES >> 20):
+    for number in range((STORE_BYTES >> 20) + 1):
         status, answer = await upload(mesh, bytes([number]) * (1 << 20))
         if status == 507:
             break
