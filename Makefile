@@ -21,7 +21,7 @@ lint: setup
 
 test: lint
 	@bash ops/test_tools.sh
-	.venv/bin/pytest -m "not soak"
+	.venv/bin/pytest -m "not soak" --durations=15
 
 soak: lint
 	@bash ops/test_tools.sh

@@ -12,13 +12,8 @@ from typing import Protocol
 
 import msgspec
 
+from wire.node import Health as Health
 from wire.outcomes import EngineFailed, Unfit
-
-
-class Health(enum.StrEnum):
-    STARTING = "starting"
-    READY = "ready"
-    DEAD = "dead"
 
 
 class Removal(enum.StrEnum):
@@ -47,7 +42,8 @@ class EngineLimits(msgspec.Struct, frozen=True):
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One engine of a node. ``attach`` names a running server (``host:port``); otherwise we start one.
 
-    ``port`` 0 takes a free one. ``fingerprint`` is the base's, as registered in the catalog.
+    ``port`` 0 takes a free one. ``fingerprint`` is the base's, as registered in the catalog. An engine that we start
+    gets a bearer token of its own; ``attach_key_env`` names the environment variable that holds a running server's.
     """
 
     name: str
@@ -56,6 +52,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     model_path: str = ""
     fingerprint: str
     attach: str = ""
+    attach_key_env: str = ""
     host: str = "127.0.0.1"
     port: int = 0
     slots: int = 8
@@ -122,7 +119,7 @@ class EngineBackend(Protocol):
         """Give the adapter's slot back, unless a scheduled request names it."""
 
     async def installed(self) -> frozenset[str]:
-        """The adapters that answer now: read from the engine, not remembered."""
+        """All adapters that answer now, strangers' too: read from the engine, not remembered."""
 
     async def stop(self) -> None:
         """End an engine that we started; leave one that we attached to."""
@@ -132,3 +129,6 @@ class EngineBackend(Protocol):
 
     def address(self) -> tuple[str, int]:
         """(host, port) of the engine's HTTP server."""
+
+    def token(self) -> str:
+        """The bearer token that each request must carry; empty where the engine wants none. Never to be logged."""

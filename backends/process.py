@@ -7,6 +7,7 @@ a later sidecar adopts exactly that process, and nobody ever signals a stranger 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -27,10 +28,14 @@ LOG_TAIL_BYTES = 4096
 
 
 class Command(msgspec.Struct, frozen=True):
-    """What to run: the arguments without the port, which is ours to choose, and what the environment adds or unsets."""
+    """What to run: the arguments without the port, which is ours to choose, and what the environment adds or unsets.
+
+    ``token_in`` names the variable in which the process finds the bearer token that it must ask for, if it can.
+    """
 
     argv: tuple[str, ...]
     env: dict[str, str | None]
+    token_in: str = ""
 
     def digest(self) -> str:
         """Engines whose digests are equal were started alike."""
@@ -38,7 +43,10 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class EngineRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An engine process that somebody started. ``started`` is in clock ticks since the boot named by ``boot``."""
+    """An engine process that somebody started. ``started`` is in clock ticks since the boot named by ``boot``.
+
+    ``token`` lets requests in; the record's file is its owner's alone.
+    """
 
     name: str
     pid: int
@@ -48,6 +56,7 @@ class EngineRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int
     command: str
     log: str
+    token: str = ""
 
 
 def is_alive(record: EngineRecord) -> bool:
@@ -84,7 +93,8 @@ class EngineProcess:
         """
         self.stop(grace_s=0.0)
         chosen = port or free_port(host)
-        environment = _environment(command.env)
+        token = secrets.token_urlsafe(32) if command.token_in else ""
+        environment = _environment({**command.env, **({command.token_in: token} if token else {})})
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._run_dir.mkdir(parents=True, exist_ok=True)
         if self.log.exists():
@@ -103,7 +113,7 @@ class EngineProcess:
             raise EngineFailed(f"engine {self.name} ended at once: see {self.log}")
         self.record = EngineRecord(
             name=self.name, pid=stat.pid, started=stat.started, boot=boot_id(), host=host, port=chosen,
-            command=command.digest(), log=str(self.log),
+            command=command.digest(), log=str(self.log), token=token,
         )  # fmt: skip
         _write_record(self._path, self.record)
         return self.record
@@ -201,5 +211,7 @@ def _read_record(path: Path) -> EngineRecord | None:
 def _write_record(path: Path, record: EngineRecord) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.encode(record))
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(record))
     partial.replace(path)

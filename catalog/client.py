@@ -30,7 +30,13 @@ class RegistrarClient:
 
     def __init__(self, endpoint: str, *, curve: CurveSettings | None = None, server_public: str = "") -> None:
         self._requester: Requester[AnyCommand, AnyAnswer] = Requester(
-            endpoint, AnyCommand, AnyAnswer, curve=curve, server_public=server_public, gone=JournalUnavailable
+            endpoint,
+            AnyCommand,
+            AnyAnswer,
+            peer="the registrar",
+            curve=curve,
+            server_public=server_public,
+            gone=JournalUnavailable,
         )
 
     @overload

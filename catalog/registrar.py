@@ -113,14 +113,16 @@ class Registrar:
     async def _commit_batches(self) -> None:
         while batch := self._next_batch():
             commands = [command for command, _ in batch]
+            unanswered = deque(reply for _, reply in batch)
             try:
                 done: Batch = await self._loop.run_in_executor(self._thread, self._ledger.run, commands)
+                self.advance(done.events)
+                for answer in done.answers:
+                    self._answer(unanswered.popleft(), answer)
             except Exception as error:
-                self._fail(error, [reply for _, reply in batch])
+                # also what goes wrong after the commit: a registrar that answers nobody must not live on
+                self._fail(error, list(unanswered))
                 break
-            self.advance(done.events)
-            for (_, reply), answer in zip(batch, done.answers, strict=True):
-                self._answer(reply, answer)
         self._committing = False
 
     def _answer(self, reply: Reply, answer: BatchAnswer) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import secrets
-import signal
 import sys
 from pathlib import Path
 from typing import Self
@@ -20,7 +20,7 @@ from .control import Services, make_control
 from .dataplane import DATA_ROUTES, ROUTES, DataPlane, Timeouts
 from .fleet import Fleet
 from .holdings import InUseReports
-from .http import HttpLimits, Server, UpstreamPool, serve
+from .http import HttpLimits, Server, UpstreamPool, connections_within, serve
 from .leases import LeaseDesk
 from .metrics import GatewayCollector, Metrics
 from .nodes import NodeTable
@@ -46,14 +46,15 @@ class Gateway:
         self.metrics = Metrics(tuple(ROUTES.values()))
         self._catalog = catalog
         self._registrar = RegistrarClient(settings.registrar_endpoint, curve=settings.curve)
+        instance = secrets.token_hex(8)
         self._fleet = Fleet(
             settings.nodes,
             self.nodes,
             gateway=settings.name,
-            instance=secrets.token_hex(8),
+            instance=instance,
             curve=settings.curve,
         )
-        self._leases = LeaseDesk(self._fleet.requesters, gateway=settings.name)
+        self._leases = LeaseDesk(self._fleet.requesters, gateway=settings.name, instance=instance)
         self._upstream = UpstreamPool()
         self._access_log = AccessLog(write_to(sys.stdout.fileno()), loop) if settings.access_log else None
         self._server: Server | None = None
@@ -88,7 +89,7 @@ class Gateway:
         self._registrar.close()
         self._catalog.close()
         if self._access_log is not None:
-            self._access_log.flush()
+            await self._access_log.close()
 
     async def _listen(self) -> None:
         settings = self.settings
@@ -120,25 +121,34 @@ class Gateway:
             max_control_body_bytes=settings.max_artifact_bytes,
             head_timeout_s=settings.head_timeout_s,
             keep_alive_s=settings.keep_alive_s,
-            max_connections=settings.max_connections,
+            max_connections=_affordable(settings.max_connections),
         )
         self._server = await serve(
             settings.host, settings.port, data_routes=DATA_ROUTES, handler=data.handle, control=control, limits=limits
         )
 
     def _dropped(self) -> dict[str, int]:
-        refused = {} if self._server is None else dict(self._server.refused)
-        return self._fleet.dropped() | {f"http_{reason}": count for reason, count in refused.items()}
+        dropped = self._fleet.dropped()
+        if self._server is not None:
+            dropped |= {f"http_{reason}": count for reason, count in self._server.refused.items()}
+        if self._access_log is not None:
+            dropped["access_log"] = self._access_log.dropped
+        return dropped
 
 
-async def run(settings: GatewaySettings) -> None:
-    """Serve until SIGTERM or SIGINT, then drain."""
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+def _affordable(wanted: int) -> int:
+    """Past the bound a client is told so; past the host's bound on open files nobody could be told anything."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    affordable = wanted if files == resource.RLIM_INFINITY else min(wanted, connections_within(files))
+    if affordable < wanted:
+        _log.warning("%d connections at most, not %d: this process may open %d files only", affordable, wanted, files)
+    return affordable
+
+
+async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
+    """Serve until ``stop`` is set, then drain. Raises what ``Gateway.start`` raises."""
     gateway = await Gateway.start(settings)
     _log.info("gateway ready: %s on http://%s:%d", settings.name, settings.host, gateway.port)
-    await stopping.wait()
+    await stop.wait()
     _log.info("gateway stopping")
     await gateway.stop()

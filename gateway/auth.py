@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
 from typing import Protocol
 
 import msgspec
 
-from catalog.keys import SECRET_PREFIX
+from catalog.inputs import ALL_TENANTS as ALL_TENANTS
+from catalog.keys import SECRET_PREFIX, hash_secret
 from wire.events import Scope
+from wire.hosts import is_loopback
 from wire.outcomes import Forbidden, InvalidRequest, Unauthenticated
 
-ALL_TENANTS = "*"
 _SECRET_PREFIX = SECRET_PREFIX.encode()
 _MAX_KEY_LENGTH = 256
 
@@ -43,6 +42,11 @@ class Caller(msgspec.Struct, frozen=True):
     tenant: str
     scopes: frozenset[Scope]
 
+    @property
+    def operates(self) -> bool:
+        """Whether this caller runs the fleet, and may see what is no tenant's: hosts, paths, logs."""
+        return self.tenant == ALL_TENANTS and Scope.ADMIN in self.scopes
+
     def reaches(self, tenant: str) -> bool:
         """Whether ``tenant``'s policies are this caller's to name."""
         return self.tenant in (tenant, ALL_TENANTS)
@@ -56,6 +60,11 @@ class Caller(msgspec.Struct, frozen=True):
             raise Forbidden(f"this key lacks the scope {scope.value}")
         if tenant:
             self.require_tenant(tenant)
+
+    def require_key(self) -> None:
+        """Raise Forbidden for a caller without a key: what it may do must end with anonymous access."""
+        if self is ANONYMOUS:
+            raise Forbidden("this needs an API key: anonymous requests may not do it")
 
     def require_tenant(self, tenant: str) -> None:
         """Raise Forbidden unless the caller reaches ``tenant``, whatever its scopes."""
@@ -101,7 +110,9 @@ class Authenticator:
             return ANONYMOUS
         if not secret:
             raise Unauthenticated("no API key: send Authorization: Bearer KEY, or X-API-Key", field="authorization")
-        record = keys.key(hashlib.sha256(secret).hexdigest()) if len(secret) <= _MAX_KEY_LENGTH else None
+        # our secrets are ASCII: any other byte makes it a text that is none of them
+        text = secret.decode("latin-1")
+        record = keys.key(hash_secret(text)) if len(text) <= _MAX_KEY_LENGTH else None
         if record is None or record.revoked:
             raise Unauthenticated("unknown or revoked API key", field="authorization")
         return Caller(record.key_id, record.tenant, frozenset(record.scopes))
@@ -120,16 +131,6 @@ def _host_part(authority: bytes) -> str:
     if text.startswith("["):
         return text[1:].partition("]")[0]
     return text.partition(":")[0]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host``, a name or an address, is this machine's loopback."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_exposure(host: str, *, anonymous: bool) -> None:

@@ -166,12 +166,14 @@ class DataPlane:
 
     async def _acquire(self, trace: Trace, job: Job, node: Node) -> Lease:
         asked_at = self._loop.time()
-        timeout_s = min(self._timeouts.acquire_s, job.deadline - asked_at)
-        if timeout_s <= 0:
+        left_s = job.deadline - asked_at
+        if left_s <= 0:
             raise DeadlinePassed("the request's deadline passed before it reached an engine")
         target = job.target
         try:
-            lease = await self._leases.acquire(node, target.demand, size=target.size, timeout_s=timeout_s)
+            lease = await self._leases.acquire(
+                node, target.demand, size=target.size, timeout_s=min(self._timeouts.acquire_s, left_s), use_s=left_s
+            )
         finally:
             trace.waited_s += self._loop.time() - asked_at
         trace.waited = trace.waited or lease.waited
@@ -192,7 +194,7 @@ class DataPlane:
             lease.port,
             method=b"POST",
             target=exchange.path.encode(),
-            headers=[_JSON, (b"x-request-id", engine_id)],
+            headers=[_JSON, (b"x-request-id", engine_id), *_credentials(lease)],
             body=body,
             deadline=job.deadline,
         )
@@ -271,6 +273,11 @@ class DataPlane:
             self._access_log.add(
                 trace.record(at=time.time(), now=now, answered_at=exchange.answered_at, bytes_out=exchange.sent_bytes)
             )
+
+
+def _credentials(lease: Lease) -> tuple[Header, ...]:
+    """What lets a request into an engine that takes none without its token."""
+    return ((b"authorization", b"Bearer " + lease.token.encode()),) if lease.token else ()
 
 
 def answer_headers(trace: Trace, lease: Lease) -> list[Header]:

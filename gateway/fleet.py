@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from wire.curve import CurveKeys
-from wire.node import AnswerOfNode, AskOfNode, AskState, GatewayAlive, NodeDelta, NodeReport, ReportOfNode
+from wire.node import AnswerOfNode, AskOfNode, AskState, GatewayAlive, NodeReport, ReportOfNode
 from wire.outcomes import RoostError
 from wire.sockets import FeedSubscriber, Requester
 
@@ -22,6 +22,8 @@ SILENCE_S = 5.0
 GRACE_S = 3.0
 _STATE_TIMEOUT_S = 5.0
 _STATE_RETRY_S = 0.5
+# the sidecar's next answer is newer, unless it has changed again within a round trip
+_STALE_RETRY_S = 0.01
 _ALIVE_EVERY_S = 3.0
 _ALIVE_RETRY_S = 0.25
 
@@ -35,8 +37,16 @@ class NodeLink:
         self._refresh: asyncio.Task[None] | None = None
         self._refresh_again = False
         self._grace: asyncio.TimerHandle | None = None
+        # (epoch, number) of the full state that was taken last
+        self._taken = (0, 0)
         self.requester: Requester[AskOfNode, AnswerOfNode] = Requester(
-            address.endpoint, AskOfNode, AnswerOfNode, curve=curve, server_public=address.public, patience_s=GRACE_S
+            address.endpoint,
+            AskOfNode,
+            AnswerOfNode,
+            peer=f"node {address.name}",
+            curve=curve,
+            server_public=address.public,
+            patience_s=GRACE_S,
         )
         self._feed: FeedSubscriber[ReportOfNode] = FeedSubscriber(
             address.feed_endpoint,
@@ -51,7 +61,7 @@ class NodeLink:
         )
 
     def ask_state(self) -> None:
-        """Ask for full state. What the feed brings meanwhile is older or repeats what the answer has: both are fine."""
+        """Ask for full state, until the answer is no older than what the feed has told by the time it comes."""
         if self._refresh is None:
             self._refresh = self._loop.create_task(self._refresh_state())
         else:
@@ -69,20 +79,27 @@ class NodeLink:
         self.requester.close()
 
     def _on_report(self, number: int, report: ReportOfNode) -> None:
-        if isinstance(report, NodeDelta):
-            self._node.apply(report)
-        else:
+        if isinstance(report, NodeReport):
             self._take_state(report)
+            return
+        epoch, newest = self._taken
+        if self._feed.position[0] != epoch or number > newest:
+            self._node.apply(report)
 
     def _on_silence(self) -> None:
         self._node.doubt()
+        self._end_grace()
         self._grace = self._loop.call_later(GRACE_S, self._node.fall_silent)
 
     def _take_state(self, report: NodeReport) -> None:
+        self._end_grace()
+        self._taken = (report.epoch, report.number)
+        self._node.replace(report)
+
+    def _end_grace(self) -> None:
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
-        self._node.replace(report)
 
     async def _refresh_state(self) -> None:
         try:
@@ -91,10 +108,14 @@ class NodeLink:
                 try:
                     answer = await self.requester.request(AskState(), timeout_s=_STATE_TIMEOUT_S)
                 except RoostError as error:
-                    _log.info("node %s does not tell its state: %s", self._node.name, error.message)
+                    _log.info("%s does not tell its state: %s", self.requester.endpoint, error.message)
                     await asyncio.sleep(_STATE_RETRY_S)
                     continue
                 if isinstance(answer, NodeReport):
+                    if (answer.epoch, answer.number) < self._feed.position:
+                        # the two sockets are not in step: the feed has told of later changes already
+                        await asyncio.sleep(_STALE_RETRY_S)
+                        continue
                     self._take_state(answer)
                 if not self._refresh_again:
                     return

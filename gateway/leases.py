@@ -17,6 +17,8 @@ from .placement import Demand
 # a message costs more than a slot is worth for so long
 _GATHER_S = 0.002
 _RETRY_S = 0.5
+# a lease outlives its request's deadline by so much: its own end is only for releases that were lost
+_SLACK_S = 30.0
 # of a node that is away: past this many it has long forgotten them
 _MOST_OWED = 65_536
 
@@ -36,7 +38,7 @@ class TryElsewhere(Exception):
 class Lease:
     """A granted lease. Whoever holds it calls ``release`` exactly once or more; only the first call counts."""
 
-    __slots__ = ("_desk", "_released", "adapter", "engine", "host", "node", "number", "port", "waited")
+    __slots__ = ("_desk", "_released", "adapter", "engine", "host", "node", "number", "port", "token", "waited")
 
     def __init__(self, desk: LeaseDesk, node: Node, granted: Granted) -> None:
         self._desk = desk
@@ -48,6 +50,7 @@ class Lease:
         self.port = granted.port
         self.adapter = granted.adapter
         self.waited = granted.waited
+        self.token = granted.token
 
     def release(self, *, engine_failed: bool = False) -> None:
         """Give it back. ``engine_failed`` has the sidecar look at the engine at once."""
@@ -60,23 +63,28 @@ class Lease:
 class LeaseDesk:
     """Acquires from sidecars and gives back to them. Releases of a few milliseconds share one message."""
 
-    def __init__(self, requesters: Mapping[str, Requester[AskOfNode, AnswerOfNode]], *, gateway: str) -> None:
+    def __init__(
+        self, requesters: Mapping[str, Requester[AskOfNode, AnswerOfNode]], *, gateway: str, instance: str
+    ) -> None:
         self._requesters = requesters
         self._gateway = gateway
+        self._instance = instance
         self._loop = asyncio.get_running_loop()
         self._returned: dict[str, list[int]] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
         # unique over this gateway's lives too: a number of a former life may still be held
         self._numbers = itertools.count(time.time_ns() // 1_000_000 << 20)
 
-    async def acquire(self, node: Node, demand: Demand, *, size: int, timeout_s: float) -> Lease:
-        """A lease on ``node``. Raises TryElsewhere, or the refusal, or DeadlinePassed.
+    async def acquire(self, node: Node, demand: Demand, *, size: int, timeout_s: float, use_s: float) -> Lease:
+        """A lease on ``node``, waited for up to ``timeout_s`` and used for up to ``use_s`` seconds.
 
-        Where no grant arrives, the lease is given back all the same: the grant may be on its way.
+        Raises TryElsewhere, or the refusal, or DeadlinePassed. Where no grant arrives, the lease is given back all the
+        same: the grant may be on its way.
         """
         number = next(self._numbers)
         ask = Acquire(
             gateway=self._gateway,
+            instance=self._instance,
             lease=number,
             base=demand.base,
             tenant=demand.tenant,
@@ -84,6 +92,7 @@ class LeaseDesk:
             digest=demand.digest,
             size=size,
             rank=demand.rank,
+            ttl_s=use_s + _SLACK_S,
         )
         answer: AnswerOfNode | None = None
         try:
@@ -99,9 +108,8 @@ class LeaseDesk:
         raise _refusal(answer, node)
 
     def give_back(self, node: str, number: int, failed_engine: str = "") -> None:
-        """Release a lease by number; with the message that its engine failed, at once."""
-        if failed_engine:
-            self._send(node, [number], failed_engine)
+        """Release a lease by number; with the message that its engine failed, at once if the node is there."""
+        if failed_engine and self._send(node, [number], failed_engine):
             return
         self._returned.setdefault(node, []).append(number)
         if self._flush_timer is None:
@@ -124,7 +132,9 @@ class LeaseDesk:
             self._flush_timer.cancel()
 
     def _send(self, node: str, numbers: list[int], failed_engine: str) -> bool:
-        release = Release(gateway=self._gateway, leases=tuple(numbers), failed_engine=failed_engine)
+        release = Release(
+            gateway=self._gateway, instance=self._instance, leases=tuple(numbers), failed_engine=failed_engine
+        )
         return self._requesters[node].send(release)
 
 

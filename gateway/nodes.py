@@ -7,9 +7,7 @@ from typing import Self
 
 import msgspec
 
-from wire.node import EngineReport, NodeDelta, NodeReport, Residency
-
-READY = "ready"
+from wire.node import EngineReport, Health, NodeDelta, NodeReport, Residency
 
 # states in which a revision's bytes are on the node, so that serving it needs no fetch
 _HELD = frozenset({Residency.RESIDENT, Residency.INSTALLING, Residency.SERVING, Residency.DRAINING})
@@ -38,7 +36,7 @@ class Deployment(msgspec.Struct, frozen=True):
     def of(cls, engines: Iterable[EngineReport]) -> Self:
         """Sum up ``engines``, of which there is at least one, all with the same base and fingerprint."""
         known = list(engines)
-        ready = [engine for engine in known if engine.health == READY]
+        ready = [engine for engine in known if engine.health is Health.READY]
         return cls(
             base=known[0].base,
             fingerprint=known[0].fingerprint,

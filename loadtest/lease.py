@@ -41,8 +41,8 @@ async def _measure(endpoint: str, resolution: Resolution, rounds: int) -> list[f
     """Acquire and release, one after another; microseconds of each acquire."""
     requester: Requester[AskOfNode, AnswerOfNode] = Requester(endpoint, AskOfNode, AnswerOfNode)
     asked = Acquire(
-        gateway="bench", lease=0, base=resolution.base, tenant=resolution.tenant, policy=resolution.policy,
-        digest=resolution.digest, size=resolution.size, rank=resolution.rank,
+        gateway="bench", instance="1", lease=0, base=resolution.base, tenant=resolution.tenant,
+        policy=resolution.policy, digest=resolution.digest, size=resolution.size, rank=resolution.rank,
     )  # fmt: skip
     samples: list[float] = []
     for number in range(1, rounds + 101):
@@ -53,6 +53,6 @@ async def _measure(endpoint: str, resolution: Resolution, rounds: int) -> list[f
             samples.append((time.perf_counter() - begun) * 1e6)
         if not isinstance(answer, Granted):
             raise RuntimeError(f"no lease: {answer}")
-        requester.send(Release(gateway="bench", leases=(number,)))
+        requester.send(Release(gateway="bench", instance="1", leases=(number,)))
     requester.close()
     return samples

@@ -18,6 +18,7 @@ from backends.interface import EngineSettings
 from catalog.artifacts import StoreLocation, check_location
 from catalog.names import check_base, check_part
 from catalog.postgres.address import check_address
+from wire.hosts import is_loopback
 from wire.outcomes import InvalidRequest
 
 ENVIRONMENT_PREFIX = "ROOST_"
@@ -165,11 +166,6 @@ def show(config: RoostConfig) -> dict[str, Any]:
     return tree
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    return host in {"localhost", "::1"} or re.fullmatch(r"127(\.[0-9]{1,3}){3}", host) is not None
-
-
 def _anchored(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     """``tree`` with its paths made absolute. What is not of the right type is left for the check to name."""
     node = tree.get("node")
@@ -223,6 +219,8 @@ def _check_engine(engine: EngineConfig, path: str) -> None:
         raise _invalid(path, "needs `model_path` (an engine that we start) or `attach` (host:port of a running one)")
     if engine.attach and not re.fullmatch(r"[^:/]+:[0-9]{1,5}", engine.attach):
         raise _invalid(f"{path}.attach", f"expected host:port, got {engine.attach!r}")
+    if engine.attach_key_env and not engine.attach:
+        raise _invalid(f"{path}.attach_key_env", "is for `attach`: an engine that we start gets a token of its own")
     if engine.count > 1 and (engine.attach or engine.port):
         raise _invalid(f"{path}.count", "several engines can't share one address: write a [[node.engines]] for each")
     if engine.fingerprint:

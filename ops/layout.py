@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from wire.outcomes import InvalidRequest
+
+PRIVATE = 0o700
 # a socket's path must fit sockaddr_un: 108 bytes with the final zero
 MAX_SOCKET_PATH = 107
 LONGEST_SOCKET_NAME = "registrar-feed.sock.lock"
@@ -72,9 +76,19 @@ class Layout:
         return self.logs / f"{process}.log"
 
     def make(self) -> None:
-        """Create the folders, private to their owner."""
-        for folder in (self.root, self.catalog, self.store, self.run, self.logs, self.keys, self.sockets):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Create the folders, and close those that are there to everybody but their owner.
+
+        Raises InvalidRequest for a folder that is another user's, or no folder at all.
+        """
+        for folder in (self.root, self.catalog, self.store, self.run, self.logs, self.keys):
+            _make(folder)
+            if stat.S_IMODE(_owned(folder, follow=True).st_mode) != PRIVATE:
+                folder.chmod(PRIVATE)
+        if self.sockets != self.run:
+            # anybody may have made this name first, and put there what they like: it is not mended but refused
+            _make(self.sockets)
+            if stat.S_IMODE(_owned(self.sockets, follow=False).st_mode) != PRIVATE:
+                raise InvalidRequest(f"{self.sockets} is open to other users: remove it", field="state_dir")
 
     @property
     def sockets(self) -> Path:
@@ -89,12 +103,34 @@ class Layout:
         return f"ipc://{self.sockets / name}.sock"
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"{folder} can't be made: {error.strerror}", field="state_dir") from None
+
+
+def _owned(folder: Path, *, follow: bool) -> os.stat_result:
+    found = folder.stat(follow_symlinks=follow)
+    if not stat.S_ISDIR(found.st_mode):
+        raise InvalidRequest(f"{folder} is not a folder: remove it", field="state_dir")
+    if found.st_uid != os.getuid():
+        raise InvalidRequest(
+            f"{folder} belongs to another user ({found.st_uid}): use --state-dir, or chown it", field="state_dir"
+        )
+    return found
+
+
 def write_private(path: Path, content: bytes) -> None:
     """Replace ``path`` in one step; nobody but the owner can ever read it."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

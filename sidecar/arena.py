@@ -30,6 +30,14 @@ def segment_name(node: str, run_dir: str) -> str:
     return f"roost-{node}-{blake3(os.fsencode(Path(run_dir).absolute())).hexdigest()[:12]}"
 
 
+def unlink_left(node: str, run_dir: str, *, root: Path = _ROOT) -> bool:
+    """Remove the segment that a killed sidecar left. Returns whether there was one. Nobody may serve the node now."""
+    path = root / segment_name(node, run_dir)
+    there = path.exists()
+    path.unlink(missing_ok=True)
+    return there
+
+
 class Arena:
     """A fresh segment of ``size`` bytes. What an earlier life left under the name is unlinked, never trusted.
 

@@ -42,8 +42,9 @@ def _slots(state: NodeState) -> list[str]:
         strays = [slot for slot in draining if not any(slot is other for other in drained_for)]
         wrong += [f"{slot.adapter} on {engine.name} is drained for nobody" for slot in strays]
         installing = sum(slot.state is SlotState.INSTALLING for slot in engine.slots.values())
-        if engine.limits and installing and len(engine.slots) + engine.foreign > engine.limits.slots:
-            wrong.append(f"{engine.name} has {len(engine.slots)} adapters and {engine.foreign} foreign ones")
+        # strangers' adapters are not counted here: they come without asking us
+        if engine.limits and installing and len(engine.slots) > engine.limits.slots:
+            wrong.append(f"{engine.name} has {len(engine.slots)} adapters and {engine.limits.slots} slots")
     return wrong
 
 

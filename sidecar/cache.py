@@ -43,14 +43,15 @@ class Lru:
 
 
 class Entry:
-    """One revision in the arena. While it is not ``ready`` its bytes are being brought."""
+    """One revision in the arena. While it is not ``ready`` its bytes are being brought; ``overdue``: for too long."""
 
-    __slots__ = ("extent", "pins", "ready", "since")
+    __slots__ = ("extent", "overdue", "pins", "ready", "since")
 
     def __init__(self, extent: Extent, since: float) -> None:
         self.extent = extent
         self.since = since
         self.ready = False
+        self.overdue = False
         self.pins: set[Hashable] = set()
 
 
@@ -91,6 +92,11 @@ class ArenaCache:
         entry = self._entries.get(digest)
         return entry is not None and entry.ready
 
+    def overdue(self, digest: str) -> bool:
+        """Whether the bytes are on their way for so long that nobody should wait for them."""
+        entry = self._entries.get(digest)
+        return entry is not None and entry.overdue
+
     def fits(self, size: int) -> bool:
         """Whether an empty arena could hold ``size`` bytes."""
         return block_bytes(size) <= self.capacity
@@ -125,6 +131,7 @@ class ArenaCache:
         """The bytes are there and verified: from now on the entry can be installed, or evicted."""
         entry = self._entries[digest]
         entry.ready = True
+        entry.overdue = False
         self._policy.added(digest, entry.extent.length, now - entry.since)
 
     def discard(self, digest: str) -> Extent:

@@ -10,10 +10,12 @@ from catalog.names import split_adapter_name
 from wire.outcomes import Outcome
 
 from .admission import Load, Stage
+from .cache import Entry
 from .calls import EngineCalls
 from .events import (
     FetchDone,
     FetchFailed,
+    FetchOverdue,
     InstallBroke,
     InstallDone,
     InstalledRead,
@@ -50,20 +52,36 @@ class Completions:
     # fetches
 
     def fetch_done(self, event: FetchDone, now: float) -> None:
-        entry = self._state.cache.get(event.digest)
-        if entry is None or entry.extent.generation != event.generation:
-            raise RuntimeError(f"a fetch into extent {event.generation} ended, but the extent is not {event.digest}'s")
+        self._fetched_entry(event.digest, event.generation)
         self._state.cache.completed(event.digest, now)
         self._state.counts["fetched"] += 1
         self._state.digest_changed(event.digest)
         for load in self._of_digest(event.digest, Stage.FETCHING):
             self._loads.seat(load, now)
 
+    def fetch_overdue(self, event: FetchOverdue, now: float) -> None:
+        """Storage hangs: the loads end and free their permits; the extent stays until nobody writes to it."""
+        self._fetched_entry(event.digest, event.generation).overdue = True
+        self._remember(event.digest, event.message, now)
+        for load in self._of_digest(event.digest, Stage.FETCHING, Stage.WAITING):
+            self._loads.fail(load, now, Outcome.DEADLINE, event.message, elsewhere=True)
+
     def fetch_failed(self, event: FetchFailed, now: float) -> None:
+        was_overdue = self._fetched_entry(event.digest, event.generation).overdue
         self._state.cache.discard(event.digest)
+        self._state.digest_changed(event.digest)
+        if was_overdue:
+            # told and remembered when it was given up
+            return
         self._remember(event.digest, event.message, now)
         for load in self._of_digest(event.digest, Stage.FETCHING, Stage.WAITING):
             self._loads.fail(load, now, event.outcome, event.message, elsewhere=event.outcome is not Outcome.UNFIT)
+
+    def _fetched_entry(self, digest: str, generation: int) -> Entry:
+        entry = self._state.cache.get(digest)
+        if entry is None or entry.extent.generation != generation:
+            raise RuntimeError(f"a fetch into extent {generation} ended, but the extent is not {digest}'s")
+        return entry
 
     # engine calls
 
@@ -75,17 +93,19 @@ class Completions:
 
     def _install_done(self, engine: Engine, call: Call, event: InstallDone, now: float) -> None:
         self._state.failures.forgive(call.digest)
+        if engine.limits is not None:
+            self._state.unfit.forgive((call.digest, engine.limits))
         self._state.counts["installed"] += 1
         self._loads.serve(engine, engine.slots[call.adapter], now)
 
     def _install_rejected(self, engine: Engine, call: Call, event: InstallRejected, now: float) -> None:
         if engine.limits is not None:
-            self._state.unfit.remember(call.digest, engine.limits, event.message)
+            self._state.unfit.remember((call.digest, engine.limits), event.message, now)
         load = self._vacate(engine, call)
         if load is None:
             return
         others = [other for other in self._state.by_base[engine.base] if other.ready]
-        if all(self._state.misfit(other, load.digest, load.rank) for other in others):
+        if all(self._state.misfit(other, load.digest, load.rank, now) for other in others):
             self._loads.fail(load, now, Outcome.UNFIT, event.message)
         else:
             self._loads.bounce(load, now)
@@ -156,6 +176,8 @@ class Completions:
     def _installed_read(self, engine: Engine, call: Call, event: InstalledRead, now: float) -> None:
         if event.names is None:
             return
+        if engine.count_foreign(event.names):
+            self._state.changes.engines.add(engine.name)
         for adapter in event.names - engine.slots.keys():
             self._found(engine, adapter, now)
         for adapter in [name for name in engine.slots if engine.serving(name) and name not in event.names]:

@@ -112,7 +112,8 @@ class EngineKeeper:
         names = await self._backend.installed()
         host, port = self._backend.address()
         _log.info("engine %s is ready at %s:%d with %d adapters", self._name, host, port, len(names))
-        self._emit(EngineUp(engine=self._name, limits=limits, installed=names, host=host, port=port))
+        token = self._backend.token()
+        self._emit(EngineUp(engine=self._name, limits=limits, installed=names, host=host, port=port, token=token))
 
     async def _pause(self) -> None:
         try:

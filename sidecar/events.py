@@ -25,6 +25,7 @@ class Released(Event, frozen=True, kw_only=True):
     """A gateway gives leases back, granted or still waited for."""
 
     gateway: str
+    instance: str
     leases: tuple[int, ...]
 
 
@@ -49,6 +50,14 @@ class FetchDone(Event, frozen=True, kw_only=True):
     generation: int
 
 
+class FetchOverdue(Event, frozen=True, kw_only=True):
+    """A fetch takes too long and was given up, but still holds its extent: FetchFailed or FetchDone is yet to come."""
+
+    digest: str
+    generation: int
+    message: str
+
+
 class FetchFailed(Event, frozen=True, kw_only=True):
     """Nobody writes to the extent any more, and its bytes are worth nothing."""
 
@@ -59,13 +68,14 @@ class FetchFailed(Event, frozen=True, kw_only=True):
 
 
 class EngineUp(Event, frozen=True, kw_only=True):
-    """An engine answers, started or adopted. ``installed`` was read from it, not remembered."""
+    """An engine answers, started or adopted. ``installed`` was read from it, not remembered; ``token`` lets us in."""
 
     engine: str
     limits: EngineLimits
     installed: frozenset[str]
     host: str
     port: int
+    token: str = ""
 
 
 class EngineDown(Event, frozen=True, kw_only=True):
@@ -131,6 +141,7 @@ AnyEvent = (
     | GatewayHeard
     | PrefetchHinted
     | FetchDone
+    | FetchOverdue
     | FetchFailed
     | EngineUp
     | EngineDown

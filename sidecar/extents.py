@@ -6,9 +6,9 @@ from bisect import bisect_left, insort
 
 import msgspec
 
-# a page: what an engine maps, pins or copies starts at one
+# a page: blocks begin at one and take whole ones, so that no two extents share a page
 ALIGN = 4096
-# each extent's record (arena.py) lies in these bytes before its data
+# each extent's record (arena.py) takes these first bytes of its block; the data begins right after them
 HEADER_BYTES = 64
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -26,11 +27,21 @@ class Lease(msgspec.Struct, frozen=True):
         return self.gateway, self.lease
 
 
-class _Gateway:
-    __slots__ = ("heard_at", "instance", "leases")
+class Life(enum.Enum):
+    """Which life of a gateway a message is of. NEW: what the former one held is void. PAST: it came too late."""
 
-    def __init__(self, heard_at: float) -> None:
-        self.instance = ""
+    SAME = enum.auto()
+    NEW = enum.auto()
+    PAST = enum.auto()
+
+
+class _Gateway:
+    __slots__ = ("former", "heard_at", "instance", "leases")
+
+    def __init__(self, instance: str, heard_at: float) -> None:
+        self.instance = instance
+        # what was sent before a restart may arrive after it
+        self.former = ""
         self.heard_at = heard_at
         self.leases: set[int] = set()
 
@@ -59,12 +70,16 @@ class LeaseTable:
         """Whether any lease, on any engine, is for ``digest``."""
         return digest in self._by_digest
 
-    def add(self, lease: Lease, expires: float, now: float) -> None:
-        """Count a new lease. Raises KeyError if its key is in use."""
+    def add(self, lease: Lease, instance: str, expires: float, now: float) -> None:
+        """Count a new lease of the gateway's life ``instance``. Raises KeyError if its key is in use."""
         if lease.key in self._leases:
             raise KeyError(lease.key)
+        known = self._gateways.get(lease.gateway)
+        if known is None:
+            # silent for long while it waited for this
+            known = self._gateways[lease.gateway] = _Gateway(instance, now)
+        known.leases.add(lease.lease)
         self._leases[lease.key] = lease
-        self.heard(lease.gateway, now).leases.add(lease.lease)
         self._by_engine.setdefault(lease.engine, set()).add(lease.key)
         if lease.digest:
             self._by_digest[lease.digest] += 1
@@ -88,20 +103,19 @@ class LeaseTable:
         self._expiries.cancel(key)
         return lease
 
-    def heard(self, gateway: str, now: float) -> _Gateway:
-        """Any message of a gateway is a sign of life."""
+    def hear(self, gateway: str, instance: str, now: float) -> Life:
+        """Any message of a gateway is a sign of life, and says which life. Nothing of a PAST one may be acted on."""
         known = self._gateways.get(gateway)
         if known is None:
-            known = self._gateways[gateway] = _Gateway(now)
+            self._gateways[gateway] = _Gateway(instance, now)
+            return Life.SAME
+        if known.instance != instance:
+            if known.former == instance:
+                return Life.PAST
+            known.former, known.instance, known.heard_at = known.instance, instance, now
+            return Life.NEW
         known.heard_at = now
-        return known
-
-    def announced(self, gateway: str, instance: str, now: float) -> bool:
-        """Note a gateway's instance. True where it is another one than before: what the former held is void."""
-        known = self.heard(gateway, now)
-        changed = known.instance not in ("", instance)
-        known.instance = instance
-        return changed
+        return Life.SAME
 
     def drop_gateway(self, gateway: str) -> list[Lease]:
         known = self._gateways.get(gateway)

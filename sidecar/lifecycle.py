@@ -29,14 +29,13 @@ class Lifecycle:
     def engine_up(self, event: EngineUp, now: float) -> None:
         """Take the engine as it is: adapters that are ours by name serve, others only occupy their slots."""
         engine = self._state.engines[event.engine]
-        engine.ready_with(event.limits, event.host, event.port)
+        engine.ready_with(event.limits, event.host, event.port, event.token)
+        engine.count_foreign(event.installed)
         for name in sorted(event.installed):
             ours = split_adapter_name(name)
-            if ours is None:
-                engine.foreign += 1
-                continue
-            slot = engine.slots[name] = Slot(name, ours[1], 0, SlotState.SERVING, used_at=now)
-            self._loads.serve(engine, slot, now)
+            if ours is not None:
+                slot = engine.slots[name] = Slot(name, ours[1], 0, SlotState.SERVING, used_at=now)
+                self._loads.serve(engine, slot, now)
         lost, engine.lost = engine.lost, []
         for slot in lost[: engine.free_slots]:
             entry = self._state.cache.get(slot.digest)

@@ -106,17 +106,17 @@ class Loads:
         fitting = [
             engine
             for engine in self._state.by_base[load.base]
-            if self._may_hold(engine, load)
+            if self._may_hold(engine, load, now)
             and self._room(engine, load, now) > 0
             and (engine.free_slots > 0 or not load.background)
         ]
         return min(fitting, key=lambda engine: (engine.free_slots == 0, engine.outstanding, engine.name), default=None)
 
-    def _may_hold(self, engine: Engine, load: Load) -> bool:
+    def _may_hold(self, engine: Engine, load: Load, now: float) -> bool:
         return (
             engine.loadable
             and load.adapter not in engine.slots
-            and self._state.misfit(engine, load.digest, load.rank) is None
+            and self._state.misfit(engine, load.digest, load.rank, now) is None
         )
 
     def _room(self, engine: Engine, asker: Load | None, now: float) -> int:
@@ -163,7 +163,7 @@ class Loads:
             # it was a favour, and there is no room for favours
             self.finish(load, now)
         elif self._blocked_too_long(load, now) and not self._draining(load):
-            self._drain_for(load)
+            self._drain_for(load, now)
 
     def _lacks_arena(self, load: Load, now: float) -> None:
         """Past the age bound, nobody younger takes arena room before it."""
@@ -184,11 +184,11 @@ class Loads:
         engine, slot = load.drained
         return slot.state is SlotState.DRAINING and self._state.engines[engine].slots.get(slot.adapter) is slot
 
-    def _drain_for(self, load: Load) -> None:
+    def _drain_for(self, load: Load, now: float) -> None:
         """Let the slot that will be idle first take no new leases, for the sake of an overdue load."""
         if sum(self._draining(other) for other in self._queue) >= self._queue.limit:
             return
-        holders = [engine for engine in self._state.by_base[load.base] if self._may_hold(engine, load)]
+        holders = [engine for engine in self._state.by_base[load.base] if self._may_hold(engine, load, now)]
         candidates = [(engine, slot) for engine in holders if (slot := engine.idle_most()) is not None]
         if candidates:
             engine, slot = min(candidates, key=lambda pair: (pair[1].leases, pair[1].used_at))

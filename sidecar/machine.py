@@ -20,12 +20,14 @@ from .events import (
     EngineUp,
     FetchDone,
     FetchFailed,
+    FetchOverdue,
     GatewayHeard,
     OperationEnded,
     PrefetchHinted,
     Released,
     Tick,
 )
+from .leases import Life
 from .lifecycle import Lifecycle
 from .loads import Loads
 from .settings import SidecarSettings
@@ -54,6 +56,7 @@ class Machine:
             GatewayHeard: self._gateway_heard,
             PrefetchHinted: self._prefetch_hinted,
             FetchDone: self._then_pump(self._completions.fetch_done),
+            FetchOverdue: self._then_pump(self._completions.fetch_overdue),
             FetchFailed: self._then_pump(self._completions.fetch_failed),
             EngineUp: self._then_pump(self._lifecycle.engine_up),
             EngineDown: self._then_pump(self._lifecycle.engine_down),
@@ -79,6 +82,10 @@ class Machine:
 
     def _asked(self, event: Asked, now: float) -> None:
         request = event.request
+        if not self._heard(request.gateway, request.instance, now):
+            message = f"a later life of gateway {request.gateway} was heard already: is its name in use twice?"
+            self.state.refuse((event.ask,), request.lease, Outcome.NO_HEALTHY_NODE, message)
+            return
         key = request.gateway, request.lease
         adapter = adapter_name(request.tenant, request.digest) if request.digest else ""
         if self._asked_before(event, key, adapter, now):
@@ -88,7 +95,6 @@ class Machine:
         if engine is not None:
             self.state.grant((event.ask,), request, engine, now, waited=False)
             return
-        self.state.leases.heard(request.gateway, now)
         refusal = self._hopeless(request, adapter, engines or [], now)
         if refusal is None and event.deadline <= now:
             refusal = {"outcome": Outcome.DEADLINE, "message": "the deadline had passed when the ask came"}
@@ -126,13 +132,16 @@ class Machine:
             return {"outcome": Outcome.NO_HEALTHY_NODE, "message": message, "elsewhere": True}
         if split_adapter_name(adapter) is None:
             return {"outcome": Outcome.INVALID_REQUEST, "message": "the tenant or the digest is malformed"}
-        misfits = [self.state.misfit(engine, request.digest, request.rank) for engine in ready]
+        misfits = [self.state.misfit(engine, request.digest, request.rank, now) for engine in ready]
         if all(misfits):
             return {"outcome": Outcome.UNFIT, "message": misfits[0]}
         failure = self.state.failures.blocked(request.digest, now)
         if failure is not None:
             message = f"failed {failure.times} time(s) in a row: {failure.message}"
             return {"outcome": Outcome.KNOWN_BAD, "message": message, "retry_after_s": failure.until - now}
+        if self.state.cache.overdue(request.digest):
+            message = f"node {node} waits for its storage to give these bytes"
+            return {"outcome": Outcome.KNOWN_BAD, "message": message, "elsewhere": True}
         if request.size <= 0:
             return {"outcome": Outcome.INVALID_REQUEST, "message": "size must be positive", "field": "size"}
         if not self.state.cache.fits(request.size):
@@ -141,7 +150,8 @@ class Machine:
         return None
 
     def _released(self, event: Released, now: float) -> None:
-        self.state.leases.heard(event.gateway, now)
+        if not self._heard(event.gateway, event.instance, now):
+            return
         ended = []
         for number in event.leases:
             key = event.gateway, number
@@ -161,13 +171,23 @@ class Machine:
         return True
 
     def _gateway_heard(self, event: GatewayHeard, now: float) -> None:
-        if not self.state.leases.announced(event.gateway, event.instance, now):
-            return
-        self.state.counts["gateway_restarts"] += 1
-        for key in self.waiters.of_gateway(event.gateway):
-            self._withdraw(key, "its gateway restarted", now)
-        self.state.end_leases(self.state.leases.drop_gateway(event.gateway), now, lost=True)
-        self._loads.pump(now)
+        self._heard(event.gateway, event.instance, now)
+
+    def _heard(self, gateway: str, instance: str, now: float) -> bool:
+        """Take a message as its gateway's sign of life; False where it is of a life that has ended.
+
+        The first message of a new life, whichever it is, ends all that the former one held and waited for.
+        """
+        life = self.state.leases.hear(gateway, instance, now)
+        if life is Life.NEW:
+            self.state.counts["gateway_restarts"] += 1
+            for key in self.waiters.of_gateway(gateway):
+                self._withdraw(key, "its gateway restarted", now)
+            self.state.end_leases(self.state.leases.drop_gateway(gateway), now, lost=True)
+            self._loads.pump(now)
+        elif life is Life.PAST:
+            self.state.counts["messages_of_past_lives"] += 1
+        return life is not Life.PAST
 
     # hints and time
 
@@ -193,5 +213,6 @@ class Machine:
         self.state.end_leases(expired + silent, now, lost=True)
         for digest in self.state.failures.forget_old(now):
             self.state.digest_changed(digest)
+        self.state.unfit.forget_old(now)
         self._completions.retry_unsure(now)
         self._completions.compare(now)

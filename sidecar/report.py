@@ -39,6 +39,8 @@ def _residency(state: NodeState, digest: str, in_slots: set[Residency]) -> Resid
             return residency
     entry = state.cache.get(digest)
     if entry is not None:
+        if entry.overdue:
+            return Residency.FAILED
         return Residency.RESIDENT if entry.ready else Residency.FETCHING
     return Residency.FAILED if digest in state.failures else Residency.ABSENT
 
@@ -50,10 +52,11 @@ def engine_report(engine: Engine) -> EngineReport:
         backend=engine.settings.backend,
         base=engine.base,
         fingerprint=engine.settings.fingerprint,
-        health=engine.health.value,
+        health=engine.health,
         detail=engine.detail,
-        slots=limits.slots - engine.foreign if limits else 0,
-        max_rank=limits.max_rank if limits else 0,
+        slots=max(0, limits.slots - engine.foreign) if limits else 0,
+        # of an engine that starts, what it is started with: a gateway must not take it for one that never fits
+        max_rank=limits.max_rank if limits else engine.settings.max_rank,
         targets=limits.targets if limits else (),
         serving=tuple(name for name in engine.slots if engine.serving(name)),
         outstanding=engine.outstanding,

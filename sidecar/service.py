@@ -30,7 +30,7 @@ from .arena import Arena, segment_name
 from .audit import audit
 from .effects import Answer, AnyEffect, ClearExtent, StartFetch
 from .engines import EngineKeeper
-from .events import AnyEvent, Asked, FetchDone, FetchFailed, GatewayHeard, PrefetchHinted, Released, Tick
+from .events import AnyEvent, Asked, FetchDone, FetchFailed, FetchOverdue, GatewayHeard, PrefetchHinted, Released, Tick
 from .fetch import Fetcher
 from .machine import Machine
 from .reporter import Reporter
@@ -121,7 +121,7 @@ class Sidecar:
                 self._replies[number] = reply
                 self._apply(Asked(ask=number, request=ask, deadline=reply.deadline - _ANSWER_MARGIN_S))
         elif isinstance(ask, Release):
-            self._apply(Released(gateway=ask.gateway, leases=ask.leases))
+            self._apply(Released(gateway=ask.gateway, instance=ask.instance, leases=ask.leases))
             if ask.failed_engine in self._keepers:
                 self._keepers[ask.failed_engine].look_now()
         elif isinstance(ask, GatewayAlive):
@@ -171,8 +171,12 @@ class Sidecar:
 
     async def _fetch(self, effect: StartFetch) -> None:
         digest, generation = effect.digest, effect.extent.generation
+
+        def overdue(message: str) -> None:
+            self._apply(FetchOverdue(digest=digest, generation=generation, message=message))
+
         try:
-            await self._fetcher.fetch(digest, effect.extent)
+            await self._fetcher.fetch(digest, effect.extent, overdue)
         except RoostError as error:
             failed = FetchFailed(digest=digest, generation=generation, outcome=error.outcome, message=error.message)
             self._apply(failed)

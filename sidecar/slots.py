@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 
 from backends.interface import EngineLimits, EngineSettings, Health
+from catalog.names import split_adapter_name
 
 # a slot whose engine said "busy", or whose lease was lost on an engine that can't say so, is left alone this long
 HOLD_S = 2.0
@@ -69,6 +71,8 @@ class Engine:
         self.limits: EngineLimits | None = None
         self.host = ""
         self.port = 0
+        # what requests to it carry as bearer token: never told to anybody but gateways, with a lease
+        self.token = ""
         self.outstanding = 0
         self.slots: dict[str, Slot] = {}
         # adapters in the engine that are not named the way we name them: not ours to touch
@@ -84,12 +88,18 @@ class Engine:
     def ready(self) -> bool:
         return self.limits is not None
 
-    def ready_with(self, limits: EngineLimits, host: str, port: int) -> None:
+    def ready_with(self, limits: EngineLimits, host: str, port: int, token: str) -> None:
         self.health = Health.READY
         self.detail = ""
         self.limits = limits
         self.host = host
         self.port = port
+        self.token = token
+
+    def count_foreign(self, names: Iterable[str]) -> bool:
+        """Count strangers' adapters among ``names``, all that it has. Returns whether their number changed."""
+        before, self.foreign = self.foreign, sum(split_adapter_name(name) is None for name in names)
+        return self.foreign != before
 
     def down(self, health: Health, detail: str) -> None:
         """Nothing is in it any more; what served is remembered for its return."""

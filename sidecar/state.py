@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from backends.interface import EngineLimits
 from catalog.names import adapter_name
 from wire.node import Acquire, Granted, Refused
 from wire.outcomes import Outcome
@@ -13,9 +14,13 @@ from .admission import LoadQueue
 from .cache import ArenaCache, CachePolicy
 from .effects import Answer, AnyEffect
 from .leases import Lease, LeaseTable
-from .negative import NegativeCache, UnfitMemory
+from .negative import NegativeCache
 from .settings import SidecarSettings
 from .slots import HOLD_S, Engine, Slot
+
+# an engine that refused an adapter would nearly always do so again, and each try takes a resident's slot; but what
+# looks like the adapter's fault may have been the engine's, so it is not for ever
+_UNFIT_FIRST_S = 30.0
 
 
 class Changes:
@@ -43,8 +48,10 @@ class NodeState:
         self.cache = ArenaCache(settings.arena_bytes, policy)
         self.leases = LeaseTable(settings.gateway_silence_s)
         self.queue = LoadQueue(settings.loads_in_flight, settings.loads_queued)
-        self.failures = NegativeCache(settings.negative_first_s, settings.negative_max_s)
-        self.unfit = UnfitMemory()
+        self.failures: NegativeCache[str] = NegativeCache(settings.negative_first_s, settings.negative_max_s)
+        self.unfit: NegativeCache[tuple[str, EngineLimits]] = NegativeCache(
+            min(_UNFIT_FIRST_S, settings.negative_max_s), settings.negative_max_s
+        )
         self.changes = Changes()
         self.counts: Counter[str] = Counter()
         self.effects: list[AnyEffect] = []
@@ -53,7 +60,7 @@ class NodeState:
         """Make the lease that ``request`` asks for on ``engine``, which serves it, and answer."""
         adapter = request.digest and adapter_name(request.tenant, request.digest)
         lease = Lease(request.gateway, request.lease, engine.name, adapter, request.digest)
-        self.leases.add(lease, now + request.ttl_s, now)
+        self.leases.add(lease, request.instance, now + request.ttl_s, now)
         engine.outstanding += 1
         self.changes.counts.add(engine.name)
         if adapter:
@@ -75,6 +82,7 @@ class NodeState:
             host=engine.host,
             port=engine.port,
             adapter=lease.adapter or served_base,
+            token=engine.token,
             waited=waited,
         )
         self.effects.extend(Answer(ask=ask, answer=granted) for ask in asks)
@@ -124,11 +132,12 @@ class NodeState:
                 idle.append(slot)
         return idle
 
-    def misfit(self, engine: Engine, digest: str, rank: int) -> str | None:
-        """Why a ready ``engine`` can't run an adapter: its rank, or that the engine refused it before."""
+    def misfit(self, engine: Engine, digest: str, rank: int, now: float) -> str | None:
+        """Why a ready ``engine`` can't run an adapter: its rank, or that it, or one like it, refused it lately."""
         if engine.limits is None:
             return None
-        return engine.misfit(rank) or self.unfit.why(digest, engine.limits)
+        refused = self.unfit.blocked((digest, engine.limits), now)
+        return engine.misfit(rank) or (refused.message if refused else None)
 
     def hold(self, slot: Slot, now: float) -> None:
         """Leave a slot alone for a while: its engine is not done with it."""

@@ -11,6 +11,7 @@ from .events import (
     AnyEvent,
     FetchDone,
     FetchFailed,
+    FetchOverdue,
     InstallBroke,
     InstallDone,
     InstallRejected,
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 def log_event(event: AnyEvent) -> None:
     if isinstance(event, FetchDone):
         _log.info("fetched %s", event.digest)
+    elif isinstance(event, FetchOverdue):
+        _log.warning("fetch of %s hangs: %s", event.digest, event.message)
     elif isinstance(event, FetchFailed):
         _log.warning("fetch of %s failed (%s): %s", event.digest, event.outcome, event.message)
     elif isinstance(event, InstallDone):

@@ -162,6 +162,11 @@ class FeedSubscriber(Generic[M]):
             raise
         self._timer = self._loop.call_later(silence_s, self._listen)
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """(epoch, number) of the newest message that was heard, or heard of; (0, 0) before any frame."""
+        return self._position.epoch or 0, self._position.next - 1
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True

@@ -21,6 +21,14 @@ class Residency(enum.StrEnum):
     FAILED = "failed"
 
 
+class Health(enum.StrEnum):
+    """How an engine is."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DEAD = "dead"
+
+
 class NodeMessage(msgspec.Struct, frozen=True, tag=True, tag_field="t", omit_defaults=True, kw_only=True):
     """Base of all messages between gateways and a sidecar."""
 
@@ -29,11 +37,14 @@ class Acquire(NodeMessage, frozen=True, kw_only=True):
     """Ask for a lease. An empty ``digest`` asks for the base itself, which never waits behind a cold load.
 
     ``lease`` is chosen by the gateway, unique within ``gateway``; the same lease asked twice is one lease.
+    ``instance`` is the gateway's life, as in ``GatewayAlive``: whichever message of a new life comes first ends what
+    the former one held.
     ``ttl_s`` bounds how long the lease lives without a release; asking for it again renews it.
     The wire's own request deadline says how long the asker will wait.
     """
 
     gateway: str
+    instance: str
     lease: int
     base: str
     tenant: str = ""
@@ -47,7 +58,8 @@ class Acquire(NodeMessage, frozen=True, kw_only=True):
 class Granted(NodeMessage, frozen=True, kw_only=True):
     """Send the request to ``host:port`` with ``model`` set to ``adapter`` (or the base's served name).
 
-    ``waited`` says whether the grant had to wait for a load: hot grants are immediate.
+    ``waited`` says whether the grant had to wait for a load: hot grants are immediate. ``token`` is the bearer token
+    that the engine wants with each request, if any; it goes into no log.
     """
 
     lease: int
@@ -56,6 +68,7 @@ class Granted(NodeMessage, frozen=True, kw_only=True):
     port: int
     adapter: str
     waited: bool = False
+    token: str = ""
 
 
 class Refused(NodeMessage, frozen=True, kw_only=True):
@@ -73,6 +86,7 @@ class Release(NodeMessage, frozen=True, kw_only=True):
     """One-way. ``failed_engine`` names an engine that broke under the gateway: its health is checked at once."""
 
     gateway: str
+    instance: str
     leases: tuple[int, ...]
     failed_engine: str = ""
 
@@ -80,8 +94,7 @@ class Release(NodeMessage, frozen=True, kw_only=True):
 class GatewayAlive(NodeMessage, frozen=True, kw_only=True):
     """One-way, every few seconds: leases of a gateway that falls silent are dropped after a grace period.
 
-    ``instance`` changes when the gateway restarts, so that the leases of its former life can go at once: it is sent
-    before the first Acquire.
+    ``instance`` changes when the gateway restarts, so that the leases of its former life can go at once.
     """
 
     gateway: str
@@ -106,7 +119,7 @@ class EngineReport(msgspec.Struct, frozen=True, omit_defaults=True):
     backend: str
     base: str
     fingerprint: str
-    health: str
+    health: Health
     detail: str = ""
     slots: int = 0
     max_rank: int = 0

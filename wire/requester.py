@@ -27,6 +27,7 @@ class Requester(Generic[Ask, Answer]):
     does not keep up or cannot answer. An absent peer is waited for until ``patience_s`` after it went (or after this
     was made), then asks fail at once until it is back. Reconnects by itself for as long as it lives.
     ``hwm`` bounds the asks in flight and the queue towards the peer. What is dropped is counted in ``dropped``.
+    ``peer`` is what errors call it: they may travel further than its address should.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Requester(Generic[Ask, Answer]):
         asks: Any,
         answers: Any,
         *,
+        peer: str = "the peer",
         curve: CurveKeys | None = None,
         server_public: str = "",
         hwm: int = 10_000,
@@ -43,6 +45,7 @@ class Requester(Generic[Ask, Answer]):
         max_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.endpoint = endpoint
+        self._peer = peer
         self.dropped = Drops(f"requester of {endpoint}")
         self._asks: Codec[Ask] = Codec(asks, max_bytes=max_bytes)
         self._answers: Codec[Answer] = Codec(answers, max_bytes=max_bytes)
@@ -90,7 +93,7 @@ class Requester(Generic[Ask, Answer]):
             await self._wait_for_peer(deadline)
         if len(self._waiting) >= self._hwm:
             self.dropped.note(Drop.QUEUE_FULL)
-            raise self._gone(f"{self.endpoint} has {self._hwm} requests in flight, the most that are allowed")
+            raise self._gone(f"{self._peer} has {self._hwm} requests in flight, the most that are allowed")
         remaining_s = deadline - self._loop.time()
         if remaining_s <= 0:
             raise self._deadline_passed(timeout_s)
@@ -127,7 +130,7 @@ class Requester(Generic[Ask, Answer]):
             self._socket.close(linger=0)
             # wakes whoever waits for the peer, to be told the same
             self._came_up.set()
-            self._fail_all("the requester was closed")
+            self._fail_all(f"the connection to {self._peer} was closed")
 
     def _put(self, frame: bytes) -> None:
         try:
@@ -137,7 +140,7 @@ class Requester(Generic[Ask, Answer]):
             self._link.look()
             reason = Drop.QUEUE_FULL if self._link.up else Drop.PEER_GONE
             self.dropped.note(reason)
-            raise self._gone(f"cannot send to {self.endpoint}: {reason}") from None
+            raise self._gone(f"cannot send to {self._peer}: {reason}") from None
 
     async def _wait_for_peer(self, deadline: float) -> None:
         patient_until = self._link.down_since + self._patience_s
@@ -147,9 +150,9 @@ class Requester(Generic[Ask, Answer]):
         except TimeoutError:
             if deadline <= patient_until:
                 raise self._deadline_passed(None) from None
-            raise self._gone(f"nobody answers at {self.endpoint}") from None
+            raise self._gone(f"{self._peer} does not answer") from None
         if self._closed:
-            raise self._gone(f"the requester of {self.endpoint} was closed")
+            raise self._gone(f"the connection to {self._peer} was closed")
 
     def _on_frames(self, frames: list[bytes]) -> None:
         try:
@@ -165,7 +168,7 @@ class Requester(Generic[Ask, Answer]):
             answer.set_result(message)
         else:
             why = "did not understand the request" if verdict is Verdict.NOT_UNDERSTOOD else "failed on the request"
-            answer.set_exception(self._gone(f"{self.endpoint} {why}"))
+            answer.set_exception(self._gone(f"{self._peer} {why}"))
 
     def _on_deadline(self, number: int, timeout_s: float) -> None:
         answer = self._waiting.get(number)
@@ -176,7 +179,7 @@ class Requester(Generic[Ask, Answer]):
         self._came_up.clear()
         # answers that came before the connection broke still count
         self._reactor.drain()
-        self._fail_all(f"{self.endpoint} went away")
+        self._fail_all(f"{self._peer} went away")
 
     def _fail_all(self, message: str) -> None:
         for answer in self._waiting.values():
@@ -185,4 +188,4 @@ class Requester(Generic[Ask, Answer]):
 
     def _deadline_passed(self, timeout_s: float | None) -> DeadlinePassed:
         within = "in time" if timeout_s is None else f"within {timeout_s:g} s"
-        return DeadlinePassed(f"no answer from {self.endpoint} {within}")
+        return DeadlinePassed(f"no answer from {self._peer} {within}")

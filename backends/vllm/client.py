@@ -17,6 +17,8 @@ from .terms import ENGINE_ROUTE, FAILED, REFUSED
 # the list of models grows with the adapters; nothing else that we read is long
 MAX_ANSWER_BYTES = 16 << 20
 MAX_MESSAGE_CHARACTERS = 500
+# uvicorn closes idle connections after 5 s: a call on one that is just being closed would end as uncertain
+IDLE_S = 4.0
 
 T = TypeVar("T")
 
@@ -25,6 +27,10 @@ _STOCK_REFUSAL = re.compile(
     r"max_lora_rank|target modules|The size of tensor|must match the|doesn't contain tensors|does not support"
     r"|not supported|vLLM only supports|Missing required configuration|deserializing header|must be a positive",
 )
+
+
+# what passes, though a server that runs without our plug-in may call it the caller's fault
+_PASSING = re.compile(r"out of memory|not enough memory|can't allocate|cannot allocate|no space left", re.IGNORECASE)
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -60,9 +66,11 @@ class Unanswered(EngineFailed):
 class VllmClient:
     """One server's routes. Make it inside a running loop; ``close`` it there too."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, token: str = "") -> None:
         self._url = f"http://{host}:{port}"
-        self._session = aiohttp.ClientSession(trust_env=False)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        connector = aiohttp.TCPConnector(keepalive_timeout=IDLE_S)
+        self._session = aiohttp.ClientSession(trust_env=False, headers=headers, connector=connector)
 
     async def close(self) -> None:
         await self._session.close()
@@ -110,7 +118,8 @@ class VllmClient:
             raise InstallRefused(message.partition(REFUSED)[2])
         if FAILED in message:
             raise InstallFailed(message.partition(FAILED)[2])
-        if status == 400 or (status == 500 and _STOCK_REFUSAL.search(message)):
+        refused = status == 400 or (status == 500 and _STOCK_REFUSAL.search(message))
+        if refused and not _PASSING.search(message):
             raise InstallRefused(message)
         raise InstallFailed(f"the engine answered {status}: {message}")
 

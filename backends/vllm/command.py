@@ -10,7 +10,7 @@ from backends.interface import EngineSettings
 from backends.process import Command, python
 from wire.outcomes import InvalidRequest
 
-from .terms import ACTIVATION
+from .terms import ACTIVATION, TOKEN_VARIABLE
 
 # what vLLM takes for --max-lora-rank
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -58,6 +58,14 @@ def command_for(settings: EngineSettings) -> Command:
             raise InvalidRequest(
                 f"engine {settings.name} can't be given {argument}: make it several engines", field="extra_args"
             )
+        if argument.startswith("--api-key"):
+            raise InvalidRequest(
+                f"engine {settings.name} can't be given --api-key, which every user of the host could read: "
+                "it has a token of its own",
+                field="extra_args",
+            )
+    if TOKEN_VARIABLE in settings.env:
+        raise InvalidRequest(f"engine {settings.name} has a token of its own: take {TOKEN_VARIABLE} out", field="env")
     device = device_of(settings)
     argv = [
         python(), "-m", "vllm.entrypoints.openai.api_server",
@@ -79,7 +87,9 @@ def command_for(settings: EngineSettings) -> Command:
             argv += [flag, str(value)]
     if device == "cpu":
         argv.append("--enforce-eager")
-    return Command(argv=(*argv, *settings.extra_args), env={**_environment(device), **settings.env})
+    return Command(
+        argv=(*argv, *settings.extra_args), env={**_environment(device), **settings.env}, token_in=TOKEN_VARIABLE
+    )
 
 
 def _environment(device: str) -> dict[str, str | None]:

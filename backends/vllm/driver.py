@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from backends.interface import (
     EngineLimits,
@@ -24,15 +26,18 @@ from backends.interface import (
     Removal,
 )
 from backends.process import EngineProcess
-from catalog.names import check_part, split_adapter_name
+from catalog.names import check_part
 from packer.unpack import write_engine_peft
 from wire.outcomes import ArtifactUnavailable, EngineFailed, InvalidRequest, StorageFull, Unfit
 
 from .client import EngineFacts, Unanswered, Unreachable, VllmClient
-from .command import command_for
+from .command import command_for, device_of
 from .folders import AdapterFolders
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 HEALTH_TIMEOUT_S = 2.0
 ASK_TIMEOUT_S = 10.0
@@ -58,6 +63,7 @@ class VllmBackend:
         self._folders = AdapterFolders(run_dir / "adapters" / settings.name)
         self._process = None if settings.attach else EngineProcess(settings.name, run_dir=run_dir, log_dir=log_dir)
         self._address = _parse_address(settings.attach) if settings.attach else (settings.host, settings.port)
+        self._token = _key_of(settings) if settings.attach else ""
         self._client: VllmClient | None = None
         # loads go to the engine one at a time: it would run those that wait together without a step in between
         self._turn = asyncio.Lock()
@@ -72,7 +78,7 @@ class VllmBackend:
         if self._process is not None:
             await self._start_process(self._process)
         await self._close_client()
-        self._client = VllmClient(*self._address)
+        self._client = VllmClient(*self._address, self._token)
         self._limits, self._answered_at, self._dead, self.detail = None, None, False, ""
         self._started_at = time.monotonic()
 
@@ -81,11 +87,12 @@ class VllmBackend:
         if not self._dead and process.adopt(command) and process.record is not None:
             logger.info("engine %s: adopted process %d", self.settings.name, process.record.pid)
         else:
-            self._folders.clear()
+            await _to_the_end(self._folders.clear)
             record = await asyncio.to_thread(process.spawn, command, host=self.settings.host, port=self.settings.port)
             logger.info("engine %s: started process %d on port %d", record.name, record.pid, record.port)
         assert process.record is not None
         self._address = (process.record.host, process.record.port)
+        self._token = process.record.token
 
     async def health(self) -> Health:
         """Asks the server and looks at the process. ``detail`` then says why an engine is DEAD."""
@@ -150,6 +157,13 @@ class VllmBackend:
             )  # fmt: skip
         if self._process is not None:
             logger.warning("engine %s runs without our plug-in: is the project installed there?", settings.name)
+        if device_of(settings) == "cpu":
+            # backends/vllm/cpu_kernels.py says why
+            logger.warning(
+                "engine %s is a CPU server without our plug-in: a request of the base that runs beside adapters' "
+                "may get one of them; ask such a server for the base or for adapters, not for both",
+                settings.name,
+            )
         return EngineLimits(
             slots=settings.slots, max_rank=settings.max_rank, targets=DENSE_TARGETS, served_base=settings.base,
             dtype=settings.dtype, removes_for_real=False,
@@ -173,7 +187,7 @@ class VllmBackend:
                     raise InstallFailed(f"the engine ended meanwhile: {error.message}") from error
                 raise
             except (InstallRefused, InstallFailed):
-                self._folders.discard(adapter.adapter)
+                await _to_the_end(self._folders.discard, adapter.adapter)
                 raise
 
     async def _limits_for_install(self) -> EngineLimits:
@@ -186,13 +200,8 @@ class VllmBackend:
         def fill(folder: Path) -> None:
             write_engine_peft(adapter.view(), folder, dtype=dtype)
 
-        writing = asyncio.ensure_future(asyncio.to_thread(self._folders.write, adapter.adapter, fill))
         try:
-            return await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            # the extent may be given away as soon as this call has ended: not under the writer's hands
-            await asyncio.wait([writing])
-            raise
+            return await _to_the_end(self._folders.write, adapter.adapter, fill)
         except (InvalidRequest, Unfit) as error:
             raise InstallRefused(error.message, field=error.field) from error
         except (StorageFull, ArtifactUnavailable) as error:
@@ -216,18 +225,21 @@ class VllmBackend:
         limits = await self.limits()
         async with self._my_turn(deadline):
             removal = await self._connected().unload(adapter, max(deadline - time.monotonic(), MIN_ASK_S))
-        if removal is Removal.REMOVED and not limits.removes_for_real:
-            self._folders.forget(adapter)
-            return Removal.FORGOTTEN
-        if limits.removes_for_real and removal is not Removal.BUSY:
-            self._folders.discard(adapter)
+            if removal is Removal.REMOVED and not limits.removes_for_real:
+                await _to_the_end(self._folders.forget, adapter)
+                return Removal.FORGOTTEN
+            if limits.removes_for_real and removal is not Removal.BUSY:
+                await _to_the_end(self._folders.discard, adapter)
         return removal
 
     async def installed(self) -> frozenset[str]:
-        """The adapters of ours that answer. Clears up folders that nobody needs any more. Raises EngineFailed."""
+        """All adapters that answer. Clears up folders that nobody needs any more. Raises EngineFailed."""
         cards = await self._connected().models(ASK_TIMEOUT_S)
-        names = frozenset(card.id for card in cards if split_adapter_name(card.id) is not None)
-        self._folders.sweep(names, now=time.time())
+        names = frozenset(card.id for card in cards if card.parent is not None)
+        if not self._turn.locked():
+            # a load that runs may be about to use a folder that looks forgotten
+            async with self._turn:
+                await _to_the_end(self._folders.sweep, names, now=time.time())
         return names
 
     async def stop(self) -> None:
@@ -236,7 +248,7 @@ class VllmBackend:
         if self._process is not None:
             grace_s = 0.0 if self._dead else STOP_GRACE_S
             await asyncio.to_thread(self._process.stop, grace_s=grace_s)
-            self._folders.clear()
+            await _to_the_end(self._folders.clear)
 
     async def detach(self) -> None:
         """Close our connections; the engine goes on, and the next driver adopts it."""
@@ -244,6 +256,9 @@ class VllmBackend:
 
     def address(self) -> tuple[str, int]:
         return self._address
+
+    def token(self) -> str:
+        return self._token
 
     def _connected(self) -> VllmClient:
         if self._client is None:
@@ -257,6 +272,31 @@ class VllmBackend:
 
     def _where(self) -> str:
         return f"{self._address[0]}:{self._address[1]}"
+
+
+async def _to_the_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """``work`` in a thread; cancelled, this still ends after it.
+
+    As soon as a call has ended, its extent may be given away and its folder written anew: not under a thread's hands.
+    """
+    working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        raise
+
+
+def _key_of(settings: EngineSettings) -> str:
+    if not settings.attach_key_env:
+        return ""
+    key = os.environ.get(settings.attach_key_env, "")
+    if not key:
+        raise InvalidRequest(
+            f"engine {settings.name}: the environment variable {settings.attach_key_env} holds no key",
+            field="attach_key_env",
+        )
+    return key
 
 
 def _parse_address(text: str) -> tuple[str, int]:

@@ -20,10 +20,20 @@ def register() -> None:
 
     core.patch()
     worker.patch()
+    if _is_cpu():
+        from . import cpu_kernels
+
+        cpu_kernels.patch()
     if _serves_http():
         from . import server
 
         server.patch()
+
+
+def _is_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
 
 
 def _serves_http() -> bool:

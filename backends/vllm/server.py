@@ -1,8 +1,9 @@
-"""Inside the API server: unloading removes from the engine, or answers 409, and the driver can ask what is so."""
+"""Inside the API server: unloading removes from the engine, or answers 409; only who has the token gets in at all."""
 
 from __future__ import annotations
 
 import functools
+import os
 from asyncio import Lock
 from http import HTTPStatus
 from typing import Any
@@ -13,7 +14,8 @@ from vllm.entrypoints.openai.models import serving
 from vllm.entrypoints.serve.lora import api_router
 
 from . import versions
-from .terms import ENGINE_ROUTE
+from .guard import Guard
+from .terms import ENGINE_ROUTE, TOKEN_VARIABLE
 
 _stock_init = serving.OpenAIServingModels.__init__
 _stock_attach_router = api_router.attach_router
@@ -62,6 +64,7 @@ async def unload_lora_adapter(self: Any, request: Any) -> Any:
 
 def attach_router(app: FastAPI) -> None:
     _stock_attach_router(app)
+    app.add_middleware(Guard, token=os.environ.get(TOKEN_VARIABLE, ""))
     app.add_api_route(ENGINE_ROUTE, describe_engine, methods=["GET"])
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # set in the engine's environment by the driver: the plug-in leaves every other vLLM of the machine alone
 ACTIVATION = "ROOST_ENGINE"
+# vLLM's own: where the server finds the bearer token that it asks for
+TOKEN_VARIABLE = "VLLM_API_KEY"  # noqa: S105 - a name, not a secret
 # raised when what the driver relies on changes
 PLUGIN_VERSION = 1
 

@@ -24,6 +24,16 @@ SERVER_SEAMS = {
     ),
     "vllm.entrypoints.serve.lora.api_router:attach_router": ("app",),
 }
+_OF_TOKENS = ("inputs", "lora_b_weights", "output_tensor", "lora_indices_tensor")
+CPU_SEAMS = {
+    f"{module}:{kernel}": (*_OF_TOKENS, *rest)
+    for module in ("vllm.lora.ops.torch_ops.lora_ops", "vllm.lora.punica_wrapper.punica_cpu")
+    for kernel, rest in (
+        ("bgmv_shrink", ("scaling",)),
+        ("bgmv_expand", ("add_inputs",)),
+        ("bgmv_expand_slice", ("slice_offset", "slice_size", "add_inputs")),
+    )
+}
 
 
 class UnsupportedVllm(RuntimeError):

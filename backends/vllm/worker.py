@@ -8,6 +8,7 @@ from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 from vllm.v1.worker.worker_base import WorkerBase
 
+from .faults import is_adapters_fault
 from .terms import FAILED, REFUSED
 
 logger = init_logger(__name__)
@@ -37,10 +38,7 @@ def add_lora(self: Any, lora_request: LoRARequest) -> str:
     except Exception as error:  # whatever it was, the id and the slot must not stay taken
         logger.exception("adapter %s was not loaded", lora_request.lora_name)
         manager.remove_adapter(lora_request.lora_int_id)
-        # memory and files may be there next time; anything else lies in the adapter itself
-        passing = isinstance(error, OSError | MemoryError) or "NotFound" in type(error).__name__
-        passing = passing or "OutOfMemory" in type(error).__name__
-        return f"{FAILED if passing else REFUSED}{str(error) or type(error).__name__}"
+        return f"{REFUSED if is_adapters_fault(error) else FAILED}{str(error) or type(error).__name__}"
     return ""
 
 
@@ -54,9 +52,15 @@ def targets(self: Any) -> list[str]:
 
 
 def _check_layers(adapters: Any, adapter: Any) -> None:
-    """Raises ValueError for a layer that the model lacks: vLLM would ignore it and serve another function."""
+    """Raises ValueError for a layer that the model lacks: vLLM would ignore it and serve another function.
+
+    Also for half a pair of matrices, on which it breaks in many ways.
+    """
     if not adapter.loras:
         raise ValueError("the adapter has no tensors")
+    halves = sorted(name for name, pair in adapter.loras.items() if pair.lora_a is None or pair.lora_b is None)
+    if halves:
+        raise ValueError(f"only one matrix of {halves[0]} is there")
     known = set(adapters.modules).union(*adapters.packed_modules.values())
     unknown = sorted(set(adapter.loras) - known)
     if unknown and not _is_split_over_layers(adapters):

@@ -23,6 +23,7 @@ from .described import Description, described
 from .documents import CommittedDocument, StoredDocument
 from .requests import POLICY, answer, commit, publisher_of, read_body, require
 from .services import services
+from .threads import in_thread
 
 routes = web.RouteTableDef()
 
@@ -132,10 +133,10 @@ async def _receive(request: web.Request, store: ArtifactStore, digest: str, most
     writer = await asyncio.to_thread(store.writer, digest)
     try:
         await _pass_on(request, writer, most)
-        return await asyncio.to_thread(_commit, writer, digest)
+        return await in_thread(_commit, writer, digest)
     finally:
         # a remote store takes a moment to drop what came of an upload that was broken off
-        await asyncio.to_thread(writer.abort)
+        await in_thread(writer.abort)
 
 
 async def _pass_on(request: web.Request, writer: ArtifactWriter, most: int) -> None:
@@ -147,9 +148,9 @@ async def _pass_on(request: web.Request, writer: ArtifactWriter, most: int) -> N
             raise TooLarge(f"an artifact may have {most} bytes", field="body")
         gathered += chunk
         if len(gathered) >= _WRITE_BYTES:
-            await asyncio.to_thread(writer.write, bytes(gathered))
+            await in_thread(writer.write, bytes(gathered))
             gathered.clear()
-    await asyncio.to_thread(writer.write, bytes(gathered))
+    await in_thread(writer.write, bytes(gathered))
 
 
 def _commit(writer: ArtifactWriter, digest: str) -> Stored:

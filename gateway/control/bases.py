@@ -8,7 +8,8 @@ import msgspec
 from aiohttp import web
 
 from catalog.names import check_base
-from gateway.auth import ALL_TENANTS
+from catalog.records import BaseRecord
+from gateway.auth import ALL_TENANTS, Caller
 from wire.events import Scope
 from wire.outcomes import NotFound
 from wire.registrar import AddBase
@@ -35,20 +36,20 @@ class NewBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @described(Description(BaseList))
 async def list_bases(request: web.Request) -> web.Response:
     """List the bases."""
-    caller(request)
-    return answer(BaseList([BaseDocument.of(base) for base in services(request).view.bases()]))
+    asker = caller(request)
+    return answer(BaseList([BaseDocument.of(_shown_to(asker, base)) for base in services(request).view.bases()]))
 
 
 @routes.get("/roost/v1/bases/{name}")
 @described(Description(BaseWithConfig))
 async def show_base(request: web.Request) -> web.Response:
     """Show a base with its config.json, which is what an adapter is packed against."""
-    caller(request)
+    asker = caller(request)
     name = check_base(request.match_info["name"], "name")
     base = services(request).view.base(name)
     if base is None:
         raise NotFound(f"there is no base {name}", field="base")
-    return answer(BaseWithConfig.of(base))
+    return answer(BaseWithConfig.of(_shown_to(asker, base)))
 
 
 @routes.post("/roost/v1/bases")
@@ -66,3 +67,8 @@ async def add_base(request: web.Request) -> web.Response:
         group=new.group,
     )
     return await commit(request, command)
+
+
+def _shown_to(asker: Caller, base: BaseRecord) -> BaseRecord:
+    """Where a base lies on the hosts is for those who run them: others get an empty path."""
+    return base if asker.operates else msgspec.structs.replace(base, path="")

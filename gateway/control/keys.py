@@ -31,6 +31,7 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def create_key(request: web.Request) -> web.Response:
     """Make a key, whose secret is shown this once."""
     asker = require(request, Scope.ADMIN)
+    asker.require_key()
     new = await read_body(request, NewKey)
     if new.tenant != ALL_TENANTS:
         check_part(new.tenant, "tenant")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -25,6 +26,8 @@ routes = web.RouteTableDef()
 
 # policies of a tenant that are looked through for the names of what its engines serve
 _POLICIES_LOOKED_AT = 1000
+
+_PATH_RE = re.compile(r"(?<![\w/.])/[^\s'\"]+")
 
 References = dict[tuple[str, str], list[str]]
 
@@ -87,8 +90,15 @@ def _node_document(node: Node, asker: Caller, references: References) -> dict[st
     }
 
 
+def clients_share(detail: str) -> str:
+    """What a tenant may know of an engine's trouble: no log, which tells of other tenants, and no path of the host."""
+    return _PATH_RE.sub("...", detail.partition("\n")[0])
+
+
 def _engine_document(engine: EngineReport, asker: Caller, references: References) -> dict[str, Any]:
     document = {name: getattr(engine, name) for name in engine.__struct_fields__}
+    if not asker.operates:
+        document["detail"] = clients_share(engine.detail)
     document["slots_used"] = len(engine.serving)
     document["serving"] = [
         {"adapter": adapter, "tenant": name[0], "digest": name[1], "references": references.get(name, [])}

@@ -11,7 +11,7 @@ from gateway.http.answers import error_answer
 from gateway.http.connection import DataHandler
 from gateway.http.exchange import Exchange
 from gateway.http.headers import Headers, Pair, forwardable
-from gateway.http.limits import HttpLimits, UpstreamLimits
+from gateway.http.limits import HttpLimits, UpstreamLimits, connections_within
 from gateway.http.relay import Transform
 from gateway.http.server import Server, serve
 from gateway.http.upstream import UpstreamPool
@@ -29,6 +29,7 @@ __all__ = [
     "UpstreamLimits",
     "UpstreamPool",
     "UpstreamResponse",
+    "connections_within",
     "error_answer",
     "forwardable",
     "serve",

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 # Above this a head and its body are two writes: joining them would cost a copy worth more than a system call.
 JOINED_BODY_BYTES = 65536
+# Files that a gateway has open beside its connections: the catalog, sockets to sidecars, uploads.
+FILES_OF_OUR_OWN = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ class HttpLimits:
 
     def __post_init__(self) -> None:
         _require_positive(self)
+
+
+def connections_within(open_files: int) -> int:
+    """How many clients a process that may open so many files can take: each may need a connection to an engine too."""
+    return max(1, (open_files - FILES_OF_OUR_OWN) // 2)
 
 
 @dataclass(frozen=True, slots=True)

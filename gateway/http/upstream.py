@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ from gateway.http.limits import UpstreamLimits
 from gateway.http.upstream_connection import UpstreamConnection
 from gateway.http.upstream_response import UpstreamFailed, UpstreamResponse
 from wire.outcomes import DeadlinePassed
+
+_log = logging.getLogger(__name__)
 
 # Deadlines and idle connections are looked at this often: a timer a request would cost more than the request's parsing.
 SWEEP_S = 0.05
@@ -117,7 +120,7 @@ class UpstreamPool:
         if self._closed:
             raise UpstreamFailed("the gateway is closing", request_sent=False)
         if self._open[key] >= self._limits.max_connections:
-            raise UpstreamFailed(f"{host}:{port}: more than {self._open[key]} connections are open", request_sent=False)
+            raise UpstreamFailed(f"more than {self._open[key]} connections to the engine are open", request_sent=False)
         remaining = deadline - self._loop.time()
         self._open[key] += 1
         connected = False
@@ -127,14 +130,16 @@ class UpstreamPool:
                     lambda: UpstreamConnection(self, key, self._limits), host, port
                 )
             if not connection.usable:
-                raise UpstreamFailed(f"{host}:{port}: closed as soon as connected", request_sent=False)
+                raise UpstreamFailed("the engine closed the connection as soon as it was made", request_sent=False)
             connected = True
         except TimeoutError:
             if remaining <= self._limits.connect_timeout_s:
-                raise DeadlinePassed(f"{host}:{port}: not connected before the request's deadline") from None
-            raise UpstreamFailed(f"{host}:{port}: connecting took too long", request_sent=False) from None
+                raise DeadlinePassed("the engine was not connected to before the request's deadline") from None
+            raise UpstreamFailed("connecting to the engine took too long", request_sent=False) from None
         except OSError as error:
-            raise UpstreamFailed(f"{host}:{port}: {error}", request_sent=False) from error
+            # the address is for the log alone: clients are told what this raises
+            _log.warning("no connection to %s:%d: %s", host, port, error)
+            raise UpstreamFailed("the engine can't be connected to", request_sent=False) from error
         finally:
             if not connected:
                 self._released(key)

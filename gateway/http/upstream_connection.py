@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Protocol, cast
 
 import httptools
@@ -11,6 +12,8 @@ from gateway.http.headers import Pair
 from gateway.http.limits import JOINED_BODY_BYTES, UpstreamLimits
 from gateway.http.upstream_response import UpstreamFailed, UpstreamResponse
 from wire.outcomes import DeadlinePassed, RoostError
+
+_log = logging.getLogger(__name__)
 
 FOREVER = float("inf")
 
@@ -135,7 +138,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._reusable = False
             self._deliver()
         else:
-            self._fail(self._failure("the engine closed the connection" if exc is None else f"connection lost: {exc}"))
+            why = "the engine closed the connection" if exc is None else f"the connection to the engine was lost: {exc}"
+            self._fail(self._failure(why))
         self._home.lost(self)
 
     # httptools' callbacks
@@ -215,7 +219,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _failure(self, message: str) -> UpstreamFailed:
         host, port = self.key
-        return UpstreamFailed(f"{host}:{port}: {message}", response_started=self._answered)
+        # the address is for the log alone: clients are told what this raises
+        _log.info("connection to %s:%d: %s", host, port, message)
+        return UpstreamFailed(message, response_started=self._answered)
 
     def _fail(self, error: RoostError) -> None:
         self.deadline = FOREVER

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import os
+import resource
 import shutil
 import socket
 import sys
@@ -16,9 +17,10 @@ from typing import NamedTuple
 import typer
 from rich.text import Text
 
+from gateway.http import connections_within
 from wire.outcomes import ArtifactUnavailable, RoostError, StorageFull
 
-from ..config import RoostConfig, load
+from ..config import GatewayConfig, RoostConfig, load
 from ..layout import Layout
 from ..supervise.state import read_state
 from .config import ConfigFile
@@ -26,6 +28,7 @@ from .output import OUT, make_table, size_of, tell_json
 from .session import AsJson, default_file, session
 
 LEAST_DISK_BYTES = 2 << 30
+PORT_ADVICE = "end what has it, or take another with --port"
 BREAKS_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -107,19 +110,14 @@ def check_plugin(_config: RoostConfig, _layout: Layout) -> Finding:
     )
 
 
-def check_port(config: RoostConfig, layout: Layout) -> Finding:
+def check_gateway_port(config: RoostConfig, layout: Layout) -> Finding:
     host, port = config.gateway.host, config.gateway.port
     state = read_state(layout.state_file)
     if state is not None and state.supervisor.alive:
         return Finding("port", Grade.OK, f"{port}: our own gateway has it")
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        return Finding("port", Grade.FAIL, f"{host}:{port}: {reason}", "end what has it, or take another: --port")
+    trouble = port_trouble(config.gateway)
+    if trouble:
+        return Finding("port", Grade.FAIL, f"{host}:{port}: {trouble}", PORT_ADVICE)
     return Finding("port", Grade.OK, f"{host}:{port} is free")
 
 
@@ -131,6 +129,16 @@ def check_shared_memory(config: RoostConfig, _layout: Layout) -> Finding:
     grade = Grade.OK if free >= wanted else Grade.FAIL
     advice = "" if grade is Grade.OK else "mount /dev/shm larger (--shm-size), or lower node.arena_bytes"
     return Finding("shared memory", grade, f"{size_of(free)} free, the arena takes {size_of(wanted)}", advice)
+
+
+def check_open_files(config: RoostConfig, _layout: Layout) -> Finding:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        return Finding("open files", Grade.OK, "no bound")
+    clients = connections_within(hard)
+    grade = Grade.OK if clients >= config.gateway.max_connections else Grade.WARN
+    advice = "" if grade is Grade.OK else "raise the hard limit (ulimit -Hn, LimitNOFILE), or lower max_connections"
+    return Finding("open files", grade, f"{hard}: {min(clients, config.gateway.max_connections)} connections", advice)
 
 
 def check_permissions(_config: RoostConfig, layout: Layout) -> Finding:
@@ -188,6 +196,18 @@ def check_journal(config: RoostConfig, _layout: Layout) -> Finding:
     return Finding("journal", Grade.OK, f"{shown(url)}: {found}")
 
 
+def port_trouble(gateway: GatewayConfig) -> str:
+    """Why the gateway could not listen where it is to; empty where it could."""
+    try:
+        family = socket.AF_INET6 if ":" in gateway.host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((gateway.host, gateway.port))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def _version(name: str) -> str | None:
     try:
         return metadata.version(name)
@@ -196,6 +216,6 @@ def _version(name: str) -> str | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    check_python, check_engine_packages, check_torch, check_plugin, check_port, check_shared_memory,
-    check_permissions, check_disk, check_store, check_journal,
+    check_python, check_engine_packages, check_torch, check_plugin, check_gateway_port, check_shared_memory,
+    check_open_files, check_permissions, check_disk, check_store, check_journal,
 )  # fmt: skip

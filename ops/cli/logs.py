@@ -48,7 +48,7 @@ def logs(
 
 
 class _Tail:
-    """Where we are in a log file; a file that was moved away is opened anew."""
+    """Where we are in a log file; one that was moved away is opened anew, one that was emptied read from its start."""
 
     def __init__(self, path: Path, *, prefix: bool) -> None:
         self._path = path
@@ -63,6 +63,8 @@ class _Tail:
 
     def rest(self) -> bool:
         """Show what came since. Returns whether there was anything."""
+        if os.fstat(self._file.fileno()).st_size < self._file.tell():
+            self._file.seek(0)
         data = self._file.read()
         for line in data.splitlines():
             self._show(line)

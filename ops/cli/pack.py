@@ -11,13 +11,15 @@ import msgspec
 import typer
 
 from packer.folder import read_bounded
+from packer.inspect import Inspection
+from packer.inspect import inspect as look_at
 from packer.peft import pack_peft
 from packer.revision import RevisionFile
 from packer.shape import MAX_CONFIG_BYTES, BaseShape
 from packer.unpack import write_peft
-from wire.outcomes import InvalidRequest, RoostError
+from wire.outcomes import InvalidRequest, NotFound, RoostError, Unfit
 
-from .output import size_of, tell, tell_json
+from .output import OUT, exit_code, make_table, size_of, tell, tell_json
 from .progress import byte_progress
 from .session import AsJson
 
@@ -65,19 +67,44 @@ def unpack(
     tell("Unpacked into ", (str(folder), "bold"))
 
 
-def inspect(file: Annotated[Path, typer.Argument(help="A revision file.")], as_json: AsJson = False) -> None:
-    """Show what a revision file says of itself, and its digest."""
-    revision = RevisionFile.open(file)
-    facts, manifest = revision.facts(), revision.manifest
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A PEFT folder or a revision file.")],
+    base_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="config.json of a base: does the adapter fit it?")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what an adapter is, and whether it would be taken. Exits with 6 where it would not."""
+    if not path.exists():
+        raise NotFound(f"there is no {path}", field="path")
+    shape = BaseShape.from_config(read_bounded(base_config, MAX_CONFIG_BYTES)) if base_config else None
+    found = look_at(path, shape)
     if as_json:
-        tell_json({**msgspec.to_builtins(facts), "manifest": msgspec.json.decode(manifest.encode())})
-        return
-    scaling = "rsLoRA" if manifest.rslora else "LoRA"
-    tell((file.name, "bold"), f"  {size_of(facts.size)}, {facts.tensors} tensors, {facts.parameters:,} parameters")
-    tell(
-        f"rank {manifest.rank}, alpha {manifest.alpha:g}, {scaling}, {facts.dtype}; targets {', '.join(facts.targets)}"
-    )
-    tell(f"digest {facts.digest}")
+        tell_json(msgspec.to_builtins(found))
+    else:
+        _tell_inspection(path, found)
+    if found.refusal:
+        raise typer.Exit(exit_code(Unfit(found.refusal)))
+
+
+def _tell_inspection(path: Path, found: Inspection) -> None:
+    scaling = "rsLoRA" if found.rslora else "LoRA"
+    dtypes = ", ".join(found.dtypes) or "no tensors"
+    tell((path.name, "bold"), f"  {found.kind}, {size_of(found.bytes)}, {found.tensors} tensors, {dtypes}, {scaling}")
+    if found.trained_on:
+        tell(f"trained on {found.trained_on}")
+    if found.modules:
+        rows = [
+            (one.module, one.layers, f"{one.inputs} x {one.outputs}", one.rank, f"{one.alpha:g}", f"{one.scale:g}")
+            for one in found.modules
+        ]
+        OUT.print(make_table(("MODULE", "LAYERS", "IN x OUT", "RANK", "ALPHA", "SCALE"), rows))
+    against = f"for {found.compared}" if found.compared else "by itself: give --base-config to compare with a base"
+    if found.refusal:
+        tell(("would be refused ", "bold red"), f"{against}: {found.refusal}")
+    elif found.facts is not None:
+        tell(("fit ", "green"), f"{against}; {found.facts.parameters:,} parameters")
+        tell(f"digest {found.facts.digest}")
 
 
 def decode_config(text: str) -> bytes:

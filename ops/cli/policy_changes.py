@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
     for command in (move, promote, rollback, retire, restore, rename, label):
         app.command(command.__name__)(command)
     app.command("free-name")(free_name)
+    app.command("remove-channel")(remove_channel)
 
 
 def rollback(
@@ -70,6 +71,18 @@ def move(
     answer = ask_change(context, "PUT", policy, ("channels", channel), body, expect)
     shown = ", ".join(f"revision {arm['revision']} (weight {arm['weight']})" for arm in arms) or "latest, as it comes"
     tell_change(answer, as_json, (f"{policy}:{channel}", "bold"), f" is {shown}")
+
+
+def remove_channel(
+    context: typer.Context,
+    policy: Policy,
+    channel: Annotated[str, typer.Argument(help="Not stable, which every policy has.")],
+    expect: Expected = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a channel: requests for it are answered with 404 from then on."""
+    answer = ask_change(context, "DELETE", policy, ("channels", channel), {}, expect)
+    tell_change(answer, as_json, "Removed ", (f"{policy}:{channel}", "bold"))
 
 
 def retire(context: typer.Context, policy: Policy, expect: Expected = None, as_json: AsJson = False) -> None:

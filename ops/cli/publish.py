@@ -28,6 +28,7 @@ MAX_WAIT_S = 10.0
 
 def register(app: typer.Typer) -> None:
     app.command("publish")(publish)
+    app.command("collect")(collect)
 
 
 def publish(
@@ -81,6 +82,21 @@ def publish(
         f"{done} ", (f"{policy}@{answer['revision']}", "bold"),
         f"  rank {facts.rank}, {facts.tensors} tensors, {size_of(facts.size)}, digest {facts.digest[:12]}",
     )  # fmt: skip
+
+
+def collect(
+    context: typer.Context,
+    older_than: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Younger files may be in the making.")
+    ] = 3600,
+    as_json: AsJson = False,
+) -> None:
+    """Remove from the store what interrupted publishes left: files that no revision names."""
+    answer = session(context).client().call("POST", "/roost/v1/orphans/collect", {"older_than_s": older_than})
+    if as_json:
+        tell_json(answer)
+    else:
+        tell(f"Removed {answer['removed']} file(s), {size_of(answer['bytes'])}.")
 
 
 def _base_config(client: ApiClient, policy: str, create_over: str) -> bytes:

@@ -16,15 +16,17 @@ from rich.live import Live
 
 from backends.interface import Health
 from backends.process import stop_recorded
+from wire.hosts import is_loopback
 from wire.outcomes import DeadlinePassed, InvalidRequest
 
-from ..config import EngineConfig, RoostConfig, is_loopback, load, with_engines
+from ..config import EngineConfig, RoostConfig, load, with_engines
 from ..engine_log import engine_cause
 from ..layout import Layout
 from ..supervise.child import StartFailed, last_line
 from ..supervise.run import ENGINE_GRACE_S, end_leftovers, save_config, stop_mesh, supervise
-from ..supervise.state import MeshState, Phase, SupervisorLock, read_state
+from ..supervise.state import EngineState, MeshState, Phase, SupervisorLock, read_state
 from .config import ConfigFile
+from .doctor import PORT_ADVICE, port_trouble
 from .output import OUT, tell, tell_json
 from .render import mesh_view
 from .session import AsJson, StateDir, default_file, session
@@ -73,6 +75,12 @@ def up(
     settled = with_engines(load(config or default_file(), os.environ, overrides), wanted)
     layout = Layout.of(settled.state_dir)
     layout.make()
+    SupervisorLock(layout.lock_file).release()
+    end_leftovers(layout)
+    trouble = port_trouble(settled.gateway)
+    if trouble:
+        address = f"{settled.gateway.host}:{settled.gateway.port}"
+        raise InvalidRequest(f"gateway.port: {address}: {trouble}; {PORT_ADVICE}", field="gateway.port")
     if detach:
         _detached(settled, layout)
     else:
@@ -119,8 +127,6 @@ def _foreground(config: RoostConfig, layout: Layout, *, keep_engines: bool) -> N
 
 def _detached(config: RoostConfig, layout: Layout) -> None:
     """Start a keeper that outlives this command, and wait until all of the mesh is ready."""
-    SupervisorLock(layout.lock_file).release()
-    end_leftovers(layout)
     save_config(config, layout)
     layout.state_file.unlink(missing_ok=True)
     log = layout.log_file("supervisor")
@@ -151,10 +157,8 @@ def _check_engines(state: MeshState, layout: Layout) -> None:
     dead = next((engine for engine in state.engines if engine.health == Health.DEAD), None)
     if dead is None:
         return
-    log = layout.log_file(f"engine-{dead.name}")
     stop_mesh(layout)
-    cause = engine_cause(log) or dead.detail.splitlines()[0]
-    raise StartFailed(f"engine {dead.name} does not start: {cause} (see {log})")
+    raise StartFailed(f"engine {dead.name} does not start: {dead_because(dead, layout)}")
 
 
 class _Picture:
@@ -166,6 +170,7 @@ class _Picture:
         self._layout = layout
         self._note = ""
         self._last: MeshState | None = None
+        self._told_dead: set[str] = set()
         self.complete = False
 
     @property
@@ -187,9 +192,26 @@ class _Picture:
         if state.phase is Phase.READY:
             self.note("" if ready else "engines are starting; `roost logs` shows what they do")
         self._draw(state, self._note)
+        self._tell_dead(state)
         if ready and not self.complete:
             self.complete = True
             welcome(state, self._config, self._layout)
+
+    def _tell_dead(self, state: MeshState) -> None:
+        """Say once, for good, why an engine does not run; it is started again and again meanwhile."""
+        for engine in state.engines:
+            if engine.health == Health.READY:
+                self._told_dead.discard(engine.name)
+            elif engine.health == Health.DEAD and engine.name not in self._told_dead:
+                self._told_dead.add(engine.name)
+                tell((f"Engine {engine.name} does not run", "bold red"), f": {dead_because(engine, self._layout)}")
+
+
+def dead_because(engine: EngineState, layout: Layout) -> str:
+    """Why, in a line: the first cause that its log tells, else what the sidecar saw of it."""
+    log = layout.log_file(f"engine-{engine.name}")
+    cause = engine_cause(log) or engine.detail.partition("\n")[0]
+    return f"{cause} (see {log})" if log.exists() else cause
 
 
 def welcome(state: MeshState, config: RoostConfig, layout: Layout) -> None:

@@ -11,9 +11,9 @@ import obstore
 
 from catalog.objects.faults import told
 from catalog.objects.location import PATIENT, Handle, connect
+from wire.hosts import is_loopback
 from wire.outcomes import InvalidRequest, NotFound, TooLarge
 
-from ..config import is_loopback
 from .source import FILES, Bars
 
 _CHUNK_BYTES = 4 << 20

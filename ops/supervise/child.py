@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -17,7 +18,6 @@ from .backoff import Backoff
 from .state import Identity, Phase, ProcessState
 
 READY_POLL_S = 0.1
-LOG_KEPT_BYTES = 64 << 20
 TAIL_BYTES = 4096
 
 
@@ -74,7 +74,7 @@ class Child:
             delay = self.backoff.after_exit(time.monotonic() - self._spawned_at)
             self._become(Phase.RESTARTING, detail=f"{_how(code)}; {last_line(self.spec.log)}".rstrip("; "))
             await asyncio.sleep(delay)
-            await self._spawn(restarts=self.state.restarts + 1)
+            await self._respawn()
             await self._until_ready()
 
     async def stop(self) -> None:
@@ -83,7 +83,8 @@ class Child:
         if process is None or process.returncode is not None:
             return
         self._become(Phase.STOPPING)
-        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(process.wait(), self.spec.stop_grace_s)
         except TimeoutError:
@@ -91,12 +92,20 @@ class Child:
             await process.wait()
         self._become(Phase.STOPPED)
 
+    async def _respawn(self) -> None:
+        """Start it again, however long the host has no room for another process or another file."""
+        while True:
+            try:
+                await self._spawn(restarts=self.state.restarts + 1)
+            except OSError as error:
+                self._become(Phase.RESTARTING, detail=f"it can't be started: {error}")
+                await asyncio.sleep(self.backoff.after_exit(0.0))
+            else:
+                return
+
     async def _spawn(self, restarts: int = 0) -> None:
-        log = self.spec.log
-        if log.exists() and log.stat().st_size > LOG_KEPT_BYTES:
-            log.replace(log.with_suffix(".log.1"))
         entry = (sys.executable, "-P", "-m", "ops.supervise.entry", str(os.getpid()))
-        with log.open("ab") as output:
+        with self.spec.log.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *entry,
                 self.spec.module,

@@ -1,13 +1,15 @@
 """What a supervised process runs first: ``python -m ops.supervise.entry PARENT_PID MODULE [ARGUMENT ...]``.
 
-Asks the kernel for SIGTERM when the supervisor dies, however it dies, then becomes the module. So a killed supervisor
-leaves no process behind that nobody watches, and a new one starts from a clean slate.
+Asks the kernel for SIGTERM when the supervisor dies, however it dies, takes all open files that it may have, then
+becomes the module. So a killed supervisor leaves no process behind that nobody watches, and a new one starts from a
+clean slate.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import runpy
 import signal
 import sys
@@ -24,9 +26,16 @@ def end_with_parent(parent: int) -> None:
         sys.exit(1)
 
 
+def take_all_files() -> None:
+    """Raise the bound on open files as far as it goes: its usual 1024 are for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main() -> None:
     parent, module, *arguments = sys.argv[1:]
     end_with_parent(int(parent))
+    take_all_files()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

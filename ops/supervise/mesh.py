@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from catalog.client import RegistrarClient
+from catalog.inputs import ALL_TENANTS
 from catalog.keys import hash_secret, key_id, make_secret
 from catalog.view import CatalogView
 from wire.events import Scope
@@ -27,7 +28,6 @@ from .state import EngineState
 PROBE_TIMEOUT_S = 2.0
 COMMAND_TIMEOUT_S = 30.0
 ACTOR = "roost-up"
-ALL_TENANTS = "*"
 
 
 class Mesh:

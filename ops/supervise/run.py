@@ -10,10 +10,12 @@ from collections.abc import Callable
 import msgspec
 
 from backends.process import stop_recorded
+from sidecar.arena import unlink_left
 from wire.outcomes import InvalidRequest
 
 from ..config import RoostConfig
 from ..layout import Layout, write_private
+from .logs import keep_bounded
 from .mesh import Mesh
 from .state import Identity, MeshState, Phase, SupervisorLock, end, read_state, write_state
 from .supervisor import Supervisor
@@ -65,7 +67,9 @@ def end_leftovers(layout: Layout) -> None:
 
 
 def stop_mesh(layout: Layout, *, keep_engines: bool = False) -> list[str]:
-    """End the keeper, the supervisor and its processes, then the engines. Returns what was ended, in order.
+    """End the keeper, the supervisor and its processes, then the engines; free the arena that a killed sidecar left.
+
+    Returns what was ended, in order.
 
     Works from what is recorded in the state folder, so also where the supervisor was killed.
     """
@@ -82,6 +86,9 @@ def stop_mesh(layout: Layout, *, keep_engines: bool = False) -> list[str]:
             if end(process.identity, grace_s=CHILD_GRACE_S) or (ended and process.phase is not Phase.STOPPED)
         ]
         write_state(layout.state_file, msgspec.structs.replace(state, phase=Phase.STOPPED, engines=()))
+    config = saved_config(layout)
+    if config is not None:
+        unlink_left(config.node.name, str(layout.run))
     if not keep_engines:
         ended += [f"engine {name}" for name in stop_recorded(layout.run, grace_s=ENGINE_GRACE_S)]
     return ended
@@ -102,13 +109,15 @@ async def _run(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
     def publish(state: MeshState) -> None:
-        write_state(layout.state_file, state)
         on_state(state)
+        write_state(layout.state_file, state)
 
     mesh = Mesh(config, layout, note)
+    logs = asyncio.create_task(keep_bounded(layout.logs))
     try:
         await Supervisor(
             mesh.steps, url=mesh.url, identity=identity, publish=publish, engines=mesh.engines, keeper=keeper
         ).run(stop)
     finally:
+        logs.cancel()
         mesh.close()

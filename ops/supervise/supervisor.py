@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
@@ -13,13 +14,16 @@ from wire.outcomes import RoostError
 from .child import Child, ChildSpec
 from .state import EngineState, Identity, MeshState, Phase
 
+_log = logging.getLogger(__name__)
+
 ENGINE_POLL_S = 1.0
 
 
 class Supervisor:
     """Runs what ``steps`` yields, in that order: a step may do work between two processes.
 
-    ``publish`` gets every new state. ``engines`` asks the node for its engines, and raises RoostError when it can't.
+    ``publish`` gets every new state; where it raises OSError (a full disk, say) the mesh goes on, and the state is told
+    again within seconds. ``engines`` asks the node for its engines, and raises RoostError when it can't.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class Supervisor:
         self._publish = publish
         self._ask_engines = engines
         self._children: list[Child] = []
+        self._untold = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until ``stop`` is set. Raises the RoostError that kept the mesh from starting, with everything stopped."""
@@ -84,13 +89,22 @@ class Supervisor:
                 engines = await self._ask_engines()
                 if engines != self.state.engines:
                     self._change(engines=engines)
+            if self._untold:
+                self._change()
             await asyncio.sleep(ENGINE_POLL_S)
 
     def _change(self, **changes: object) -> None:
         self.state = msgspec.structs.replace(
             self.state, processes=tuple(child.state for child in self._children), **changes
         )
-        self._publish(self.state)
+        try:
+            self._publish(self.state)
+        except OSError as error:
+            if not self._untold:
+                _log.warning("the state of the mesh can't be told: %s", error)
+            self._untold = True
+        else:
+            self._untold = False
 
 
 async def _first_failure(stopping: asyncio.Task[object], keepers: list[asyncio.Task[None]]) -> None:

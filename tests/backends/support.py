@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from backends.interface import EngineSettings, Health, Installable
+from backends.vllm.client import IDLE_S
 from backends.vllm.driver import VllmBackend
 from catalog.names import adapter_name
 from packer.peft import pack_peft
@@ -77,7 +78,11 @@ class Caller:
         host, port = backend.address()
         self.url = f"http://{host}:{port}"
         self._prompt = chat_prompt(base, PROMPT)
-        self._session = aiohttp.ClientSession()
+        token = backend.token()
+        self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            connector=aiohttp.TCPConnector(keepalive_timeout=IDLE_S),
+        )
 
     async def close(self) -> None:
         await self._session.close()
@@ -87,11 +92,10 @@ class Caller:
             "model": model, "prompt": self._prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream,
         }  # fmt: skip
 
-    async def complete(self, model: str, max_tokens: int = 24) -> tuple[int, str]:
+    async def complete(self, model: str, max_tokens: int = 24, prompt: str = "") -> tuple[int, str]:
         """(status, text): greedy, and the error's text where there is one."""
-        async with self._session.post(
-            f"{self.url}/v1/completions", json=self._body(model, max_tokens, False)
-        ) as answer:
+        body = self._body(model, max_tokens, False) | ({"prompt": prompt} if prompt else {})
+        async with self._session.post(f"{self.url}/v1/completions", json=body) as answer:
             body = await answer.json()
             return answer.status, body["choices"][0]["text"] if answer.status == 200 else json.dumps(body)
 

@@ -31,6 +31,7 @@ async def fake() -> AsyncIterator[tuple[Fake, VllmClient]]:
         (vllm_error(500, "LoRA rank 64 is greater than max_lora_rank 16."), InstallRefused, "rank 64"),
         (vllm_error(500, "EngineCore encountered an issue."), InstallFailed, "answered 500: EngineCore"),
         (vllm_error(400, "conflicts with a served base model"), InstallRefused, "conflicts"),
+        (vllm_error(400, "CUDA out of memory. Tried to allocate 2 MiB"), InstallFailed, "out of memory"),
         (vllm_error(404, "No adapter found"), InstallFailed, "No adapter found"),
         (answer(503, {"message": "an older form"}), InstallFailed, "an older form"),
         (answer(502, text="<html>" + "x" * 9999), InstallFailed, "<html>"),

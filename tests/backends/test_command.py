@@ -39,6 +39,7 @@ def test_the_command_says_what_the_settings_say(tmp_path: Path) -> None:
         assert part in line
     assert command.env["OMP_NUM_THREADS"] == "5"
     assert command.env["ROOST_ENGINE"] == "1"
+    assert command.token_in == "VLLM_API_KEY"
     assert command.env["VLLM_CPU_KVCACHE_SPACE"] is None
 
 
@@ -73,6 +74,9 @@ def test_the_digest_follows_whatever_changes_the_engine(tmp_path: Path) -> None:
         ({"device": "tpu"}, "is not auto, cpu or cuda"),
         ({"extra_args": ("--data-parallel-size=2",)}, "make it several engines"),
         ({"extra_args": ("-dp", "2")}, "can't be given -dp"),
+        ({"extra_args": ("--api-key", "x")}, "has a token of its own"),
+        ({"extra_args": ("--api-key=x",)}, "has a token of its own"),
+        ({"env": {"VLLM_API_KEY": "x"}}, "take VLLM_API_KEY out"),
         ({"slots": 0}, "slots of engine tiny must be at least 1"),
         ({"max_rank": 1000}, "max_rank 1000"),
         ({"model_path": "/nowhere/at/all"}, "is not a folder"),

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +13,7 @@ from aiohttp import web
 
 from backends.interface import Health, Installable, InstallFailed, InstallRefused, InstallUncertain, Removal
 from backends.registry import make_backend
-from backends.vllm import driver
+from backends.vllm import driver, folders
 from backends.vllm.driver import VllmBackend
 from tests.backends.fake import Fake, Handler, answer, serving, silence, vllm_error
 from tests.backends.support import from_bytes, installable, tiny_settings
@@ -120,10 +123,57 @@ async def test_a_server_that_takes_no_adapters_says_how_it_would(setting: Settin
         await setting.backend.install(setting.revision, 5)
 
 
-async def test_only_adapters_of_ours_count_as_installed(setting: Setting) -> None:
+async def test_all_adapters_count_as_installed_and_the_base_does_not(setting: Setting) -> None:
     cards = [{"id": "tiny-base"}, {"id": "strange", "parent": "x"}, {"id": setting.revision.adapter, "parent": "x"}]
     setting.routes.routes["GET /v1/models"] = answer(200, {"data": cards})
-    assert await setting.backend.installed() == {setting.revision.adapter}
+    assert await setting.backend.installed() == {"strange", setting.revision.adapter}
+
+
+async def test_a_running_servers_key_comes_out_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str | None] = []
+
+    class Watched(Routes):
+        async def dispatch(self, request: web.Request) -> web.StreamResponse:
+            given.append(request.headers.get("Authorization"))
+            return await super().dispatch(request)
+
+    async with serving(Watched()) as port:
+        settings = tiny_settings(tmp_path, attach=f"127.0.0.1:{port}", attach_key_env="ENGINE_KEY")
+        monkeypatch.delenv("ENGINE_KEY", raising=False)
+        with pytest.raises(InvalidRequest, match="ENGINE_KEY holds no key"):
+            VllmBackend(settings, run_dir=tmp_path, log_dir=tmp_path)
+        monkeypatch.setenv("ENGINE_KEY", "its key")
+        backend = VllmBackend(settings, run_dir=tmp_path, log_dir=tmp_path)
+        await backend.start()
+        await backend.limits()
+        assert backend.token() == "its key"
+        assert set(given) == {"Bearer its key"}
+        await backend.detach()
+
+
+async def test_folders_go_away_off_the_loop(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk must not stop leases from being granted; and the call ends after what it does to the folder."""
+    threads: list[threading.Thread] = []
+    genuine = shutil.rmtree
+
+    def slow(folder: Path, ignore_errors: bool = False) -> None:
+        threads.append(threading.current_thread())
+        time.sleep(0.2)
+        genuine(folder, ignore_errors=ignore_errors)
+
+    await setting.backend.install(setting.revision, 5)
+    monkeypatch.setattr(folders.shutil, "rmtree", slow)
+    removing = asyncio.create_task(setting.backend.remove(setting.revision.adapter, 5))
+    while not threads:
+        await asyncio.sleep(0.01)
+        assert not removing.done()
+    removing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await removing
+    assert not setting.folder.exists(), "nothing is deleted under the hands of the next call"
+    assert threading.main_thread() not in threads
 
 
 async def test_the_folder_stays_while_the_engine_may_read_it(setting: Setting) -> None:

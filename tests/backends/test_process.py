@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 import time
 from pathlib import Path
@@ -121,6 +122,32 @@ def test_the_log_of_the_life_before_is_kept(tmp_path: Path) -> None:
         wait_for(lambda: not engine.alive)
     assert engine.log_tail() == "second"
     assert engine.log.with_suffix(".log.1").read_text() == "first\n"
+
+
+def test_each_engine_gets_a_token_that_only_its_owner_can_read(tmp_path: Path) -> None:
+    show = "import os, time; print(os.environ['TOKEN'], flush=True); time.sleep(60)"
+    command = Command((sys.executable, "-c", show), {}, token_in="TOKEN")
+    tokens = set()
+    for _ in range(2):
+        engine = make(tmp_path)
+        record = engine.spawn(command, host="127.0.0.1", port=0)
+        wait_for(engine.log_tail)
+        assert engine.log_tail() == record.token
+        assert len(record.token) >= 32
+        path = tmp_path / "run" / "engines" / "e.json"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert record.token not in Path(f"/proc/{record.pid}/cmdline").read_text()
+        assert make(tmp_path).record == record, "whoever adopts it has its token"
+        tokens.add(record.token)
+        engine.stop(grace_s=0)
+    assert len(tokens) == 2
+
+
+def test_an_engine_of_before_tokens_is_not_adopted(tmp_path: Path) -> None:
+    engine = make(tmp_path)
+    engine.spawn(SLEEPER, host="127.0.0.1", port=0)
+    assert not make(tmp_path).adopt(msgspec.structs.replace(SLEEPER, token_in="TOKEN"))
+    engine.stop(grace_s=0)
 
 
 def test_an_environment_variable_can_be_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 import torch
@@ -56,6 +57,11 @@ class Stage:
     def pid(self) -> int:
         return int(json.loads((self.root / "run" / "engines" / "tiny.json").read_bytes())["pid"])
 
+    def told(self) -> str:
+        """What other users of the host, and readers of its logs, see of the engine."""
+        files = [Path(f"/proc/{self.pid}/cmdline"), *(self.root / "log").iterdir()]
+        return "\n".join(file.read_text(errors="replace") for file in files)
+
     async def install(self, seed: int) -> str:
         adapter = installable(self.folder(seed), self.base)
         await self.backend.install(adapter, 30)
@@ -98,6 +104,25 @@ async def test_limits_are_the_engines_own_word(stage: Stage) -> None:
     assert {"q", "k", "v", "o", "gate", "up", "down"} <= set(limits.targets)
 
 
+async def test_nobody_gets_in_without_the_token(stage: Stage) -> None:
+    host, port = stage.backend.address()
+    body = {"model": "tiny-base", "prompt": "x", "max_tokens": 1}
+    async with aiohttp.ClientSession(f"http://{host}:{port}") as stranger:
+        for path in ("/v1/completions", "/invocations", "/tokenize", "/v1/load_lora_adapter"):
+            async with stranger.post(path, json=body) as answer:
+                assert answer.status == 401, path
+            async with stranger.post(path, json=body, headers={"Authorization": "Bearer wrong"}) as answer:
+                assert answer.status == 401, path
+        for path in ("/roost/engine", "/metrics", "/v1/models"):
+            async with stranger.get(path) as answer:
+                assert answer.status == 401, path
+        async with stranger.get("/health") as answer:
+            assert answer.status == 200
+    token = stage.backend.token()
+    assert token
+    assert token not in stage.told()
+
+
 async def test_an_installed_adapter_answers_what_peft_answers(stage: Stage, caller: Caller) -> None:
     first, second = await stage.install(1), await stage.install(2)
     assert await stage.backend.installed() == {first, second}
@@ -106,6 +131,29 @@ async def test_an_installed_adapter_answers_what_peft_answers(stage: Stage, call
     assert len(set(answers)) == 3
     await stage.backend.install(installable(stage.folder(1), stage.base), 30)
     assert await stage.backend.installed() == {first, second}
+
+
+async def test_the_base_is_nobody_elses_beside_adapters(stage: Stage, caller: Caller) -> None:
+    """Asked while adapters generate, and again alone, when the prefix cache says what was computed then."""
+    adapters = [await stage.install(seed) for seed in (1, 2)]
+    # longer than a block of the cache, and of this test alone
+    prompts = [f"{number} " + "the base is asked " * 8 for number in range(4)]
+    expected = [(200, reference_answer(stage.base, None, prompt, 24)) for prompt in prompts]
+    references = [stage.reference(seed, 60) for seed in (1, 2)]
+    started = [asyncio.Event() for _ in adapters]
+    stop = asyncio.Event()
+
+    async def generate(adapter: str, reference: str, begun: asyncio.Event) -> None:
+        while not stop.is_set():
+            assert await caller.stream(adapter, 60, begun) == reference
+
+    running = [asyncio.create_task(generate(*of)) for of in zip(adapters, references, started, strict=True)]
+    await asyncio.gather(*(begun.wait() for begun in started))
+    beside = await asyncio.gather(*(caller.complete("tiny-base", prompt=prompt) for prompt in prompts))
+    stop.set()
+    await asyncio.gather(*running)
+    assert beside == expected
+    assert [await caller.complete("tiny-base", prompt=prompt) for prompt in prompts] == expected
 
 
 async def test_slots_are_used_over_and_over(stage: Stage, caller: Caller) -> None:
@@ -182,7 +230,7 @@ def _variant(stage: Stage, name: str, tensors: dict[str, torch.Tensor]) -> Path:
 
 
 async def _load_past_the_packer(stage: Stage, folder: Path) -> None:
-    client = VllmClient(*stage.backend.address())
+    client = VllmClient(*stage.backend.address(), stage.backend.token())
     try:
         await client.load(f"acme@{folder.name}", str(folder), 30)
     finally:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -22,6 +24,9 @@ from wire.outcomes import EngineFailed
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 
+KEY_VARIABLE = "STOCK_SERVERS_KEY"
+
+
 class Attached(NamedTuple):
     root: Path
     base: Path
@@ -35,8 +40,10 @@ async def attached(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[At
     base = make_tiny_base(root / "base", arch="llama")
     ours = command_for(tiny_settings(base))
     server = EngineProcess("stock", run_dir=root / "elsewhere", log_dir=root / "log")
-    record = server.spawn(Command(ours.argv, {**ours.env, ACTIVATION: None}), host="127.0.0.1", port=0)
-    settings = tiny_settings(base, attach=f"127.0.0.1:{record.port}", max_rank=16)
+    command = Command(ours.argv, {**ours.env, ACTIVATION: None}, token_in=ours.token_in)
+    record = server.spawn(command, host="127.0.0.1", port=0)
+    os.environ[KEY_VARIABLE] = record.token
+    settings = tiny_settings(base, attach=f"127.0.0.1:{record.port}", attach_key_env=KEY_VARIABLE, max_rank=16)
     backend = VllmBackend(settings, run_dir=root / "run", log_dir=root / "log")
     await backend.start()
     try:
@@ -45,11 +52,23 @@ async def attached(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[At
     finally:
         await backend.stop()
         server.stop(grace_s=5)
+        del os.environ[KEY_VARIABLE]
 
 
-async def test_limits_are_the_settings(attached: Attached) -> None:
+async def test_limits_are_the_settings(attached: Attached, caplog: pytest.LogCaptureFixture) -> None:
     limits = await attached.backend.limits()
     assert (limits.slots, limits.max_rank, limits.removes_for_real) == (2, 16, False)
+    assert "ask such a server for the base or for adapters, not for both" in caplog.text
+
+
+async def test_its_key_is_what_lets_us_in(attached: Attached) -> None:
+    settings = msgspec.structs.replace(attached.backend.settings, attach_key_env="")
+    backend = VllmBackend(settings, run_dir=attached.root / "run", log_dir=attached.root / "log")
+    await backend.start()
+    await until_ready(backend, 10)
+    with pytest.raises(EngineFailed, match="401"):
+        await backend.limits()
+    await backend.detach()
 
 
 async def test_a_removal_only_forgets(attached: Attached) -> None:
@@ -79,7 +98,7 @@ async def test_what_the_server_will_never_load_is_refused(attached: Attached) ->
 
 
 async def test_another_base_is_not_taken_for_ours(attached: Attached) -> None:
-    settings = tiny_settings(attached.base, base="other-base", attach=attached.backend.settings.attach)
+    settings = msgspec.structs.replace(attached.backend.settings, base="other-base")
     backend = VllmBackend(settings, run_dir=attached.root / "run", log_dir=attached.root / "log")
     await backend.start()
     with pytest.raises(EngineFailed, match="serves tiny-base, not other-base"):

@@ -70,9 +70,12 @@ class Harness:
         self.catalog = Catalog(folder, commit=self.disk)
         self.order = self.disk.order
         self.events: list[Event] = []
+        self.broken_feed = False
         self.registrar = Registrar(self.catalog.ledger, publish=self._publish, batch_max=batch_max)
 
     def _publish(self, event: Event) -> None:
+        if self.broken_feed:
+            raise RuntimeError("the feed is broken")
         self.order.append(f"announce {event.seq}")
         self.events.append(event)
 
@@ -244,3 +247,14 @@ async def test_the_queue_is_bounded(harness: Harness, monkeypatch: pytest.Monkey
     harness.open_disk()
     for reply in waiting:
         assert isinstance(await reply.answer, Committed)
+
+
+async def test_what_breaks_after_a_commit_ends_the_registrar_and_leaves_nobody_waiting(harness: Harness) -> None:
+    harness.open_disk()
+    harness.broken_feed = True
+    replies = [harness.ask(add_base()), harness.ask(policy(1))]
+    replies.append(harness.ask(policy(2)))
+    answers = await asyncio.wait_for(asyncio.gather(*(reply.answer for reply in replies)), 10)
+    assert {answer.outcome for answer in answers if isinstance(answer, Refusal)} == {Outcome.JOURNAL_UNAVAILABLE}
+    assert len(answers) == 3
+    assert harness.registrar.failed.done()

@@ -9,13 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import tomli_w
+from blake3 import blake3
 
 # through the interpreter, so that no PATH is needed
 ROOST = (sys.executable, "-m", "ops.cli")
@@ -41,14 +42,26 @@ class Reply:
 
 
 class Mesh:
-    """One mesh on loopback with one node. ``root`` holds its state; ``engine`` and ``sidecar`` override settings."""
+    """One mesh on loopback with one node. ``root`` holds its state; ``engine`` and ``sidecar`` override settings.
 
-    def __init__(self, root: Path, base: Path, *, engine: Mapping[str, Any], sidecar: Mapping[str, Any]) -> None:
+    With ``store_bytes`` its artifact store is a disk of that size, which only the mesh sees.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        base: Path,
+        *,
+        engine: Mapping[str, Any],
+        sidecar: Mapping[str, Any],
+        store_bytes: int = 0,
+    ) -> None:
         self.root = root
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.config = root / "roost.toml"
         self.state = root / "state"
+        self._store_bytes = store_bytes
         root.mkdir(parents=True, exist_ok=True)
         told = {"name": ENGINE, "base": BASE, "model_path": str(base), "dtype": "float32", "max_model_len": 256}
         self.config.write_text(
@@ -62,14 +75,21 @@ class Mesh:
         )
 
     def up(self) -> None:
-        self.roost("up", "--config", str(self.config), "--detach")
+        store = self.state / "store"
+        store.mkdir(parents=True, exist_ok=True)
+        disk: list[str] = []
+        if self._store_bytes:
+            mount = f'mount -t tmpfs -o size={self._store_bytes} tmpfs "{store}" && exec "$@"'
+            namespace = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+            disk = [*namespace, "sh", "-c", mount, "sh"]
+        self.roost("up", "--config", str(self.config), "--detach", wrapped=disk)
 
     def down(self) -> None:
         self.roost("down")
 
-    def roost(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run the command as a user would."""
-        command = [*ROOST, "--state-dir", str(self.state), "--url", self.url, *words]
+    def roost(self, *words: str, check: bool = True, wrapped: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        """Run the command as a user would, under another command if one is given."""
+        command = [*wrapped, *ROOST, "--state-dir", str(self.state), "--url", self.url, *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if check and done.returncode != 0:
             said = f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -91,11 +111,15 @@ class Mesh:
 
     def pid(self, process: str) -> int:
         """The process id of ``registrar``, ``gateway`` or ``sidecar``, or of the engine under its name."""
-        record = self.state / "run" / "engines" / f"{process}.json"
-        if record.exists():
-            return int(json.loads(record.read_text())["pid"])
+        if process == ENGINE:
+            return int(self.engine_record()["pid"])
         processes = {one["name"]: one for one in self.json("status")["supervisor"]["processes"]}
         return int(processes[process]["identity"]["pid"])
+
+    def engine_record(self) -> dict[str, Any]:
+        """What the node wrote down of its engine's process."""
+        found: dict[str, Any] = json.loads((self.state / "run" / "engines" / f"{ENGINE}.json").read_text())
+        return found
 
     def kill(self, process: str) -> int:
         """SIGKILL; returns the process id that is gone."""
@@ -134,3 +158,13 @@ async def ask(
             return Reply(200, answer["choices"][0]["text"], answer["model"], response.headers)
     except aiohttp.ClientError as broken:
         return Reply(0, "", error=repr(broken))
+
+
+async def upload(mesh: Mesh, data: bytes, digest: str | None = None) -> tuple[int, dict[str, Any]]:
+    """Put ``data`` into the store under its digest, or under the one given: (status, answer)."""
+    digest = digest or blake3(data).hexdigest()
+    async with (
+        aiohttp.ClientSession() as session,
+        session.put(f"{mesh.url}/roost/v1/artifacts/{digest}", data=data) as answer,
+    ):
+        return answer.status, await answer.json()

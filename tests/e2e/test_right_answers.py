@@ -11,13 +11,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.e2e.mesh import Mesh, Reply, ask
+from tests.e2e.mesh import BASE, Mesh, Reply, ask
 from tests.models import make_adapter, reference_answer
 
 pytestmark = pytest.mark.engine
 
 POLICIES, SLOTS, REQUESTS, MOVED = 20, 6, 500, 5
-PROMPTS = ("the quick brown fox", "Roost serves", "0123456789")
+# the last is longer than a block of the engine's prefix cache
+PROMPTS = ("the quick brown fox", "Roost serves", "0123456789", "asked over and over " * 9)
 TOKENS = 8
 
 
@@ -31,6 +32,8 @@ class World:
             self._add(f"acme/p{number}@1", root, base, seed=100 + number)
         for number in range(MOVED):
             self._add(f"acme/p{number}@2", root, base, seed=500 + number)
+        for prompt in PROMPTS:
+            self.expected[BASE, prompt] = reference_answer(base, None, prompt, TOKENS)
 
     def _add(self, revision: str, root: Path, base: Path, seed: int) -> None:
         folder = make_adapter(root / revision.replace("/", "-"), base, rank=1 + seed % 8, seed=seed)
@@ -70,9 +73,7 @@ def test_references_tell_policies_apart(world: World) -> None:
 
 async def test_five_hundred_at_once_while_revisions_move(mesh: Mesh, world: World) -> None:
     chance = random.Random(7)
-    asked = [(f"acme/p{chance.randrange(POLICIES)}", chance.choice(PROMPTS)) for _ in range(REQUESTS)]
-    # one in four names its revision, so that an old one is wanted while a new one is served
-    asked = [(f"{policy}@1" if chance.random() < 0.25 else policy, prompt) for policy, prompt in asked]
+    asked = [(_choose(chance), chance.choice(PROMPTS)) for _ in range(REQUESTS)]
     moving = asyncio.create_task(asyncio.to_thread(_publish_and_roll_back, mesh, world))
     limits = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=limits, timeout=aiohttp.ClientTimeout(total=280)) as session:
@@ -81,6 +82,14 @@ async def test_five_hundred_at_once_while_revisions_move(mesh: Mesh, world: Worl
     assert Counter(reply.status for reply in replies) == {200: REQUESTS}, _first_error(replies)
     wrong = [(q, r) for q, r in zip(asked, replies, strict=True) if not _right(world, q[0], q[1], r)]
     assert wrong == []
+
+
+def _choose(chance: random.Random) -> str:
+    """One in eight asks the base; one in four names a revision: an old one is wanted while a new one is served."""
+    if chance.random() < 0.125:
+        return BASE
+    policy = f"acme/p{chance.randrange(POLICIES)}"
+    return f"{policy}@1" if chance.random() < 0.25 else policy
 
 
 def _publish_and_roll_back(mesh: Mesh, world: World) -> None:
@@ -108,7 +117,8 @@ async def test_a_rollback_is_seen_by_the_next_request(mesh: Mesh, world: World) 
         assert (await ask(session, mesh.url, policy, prompt)).text == world.expected[f"{policy}@1", prompt]
 
 
-async def test_the_base_answers_as_itself(mesh: Mesh, tiny_base: Path) -> None:
+async def test_the_base_answers_as_itself(mesh: Mesh, world: World) -> None:
+    """Also where its prefix cache holds what was computed in the crowd above."""
     async with aiohttp.ClientSession() as session:
-        reply = await ask(session, mesh.url, "tiny", PROMPTS[0])
-    assert reply.text == reference_answer(tiny_base, None, PROMPTS[0], TOKENS)
+        for prompt in PROMPTS:
+            assert (await ask(session, mesh.url, BASE, prompt)).text == world.expected[BASE, prompt]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.nodes import NodeTable
 from gateway.placement import Demand
-from wire.node import EngineReport, NodeReport, Residency
+from wire.node import EngineReport, Health, NodeReport, Residency
 
 BASE = "tiny"
 FINGERPRINT = "f" * 64
@@ -37,7 +37,7 @@ def engine(
     *,
     base: str = BASE,
     fingerprint: str = FINGERPRINT,
-    health: str = "ready",
+    health: Health = Health.READY,
     slots: int = 4,
     max_rank: int = 16,
     targets: tuple[str, ...] = TARGETS,

@@ -17,6 +17,7 @@ from wire.node import (
     EngineReport,
     GatewayAlive,
     Granted,
+    Health,
     NodeDelta,
     NodeReport,
     Refused,
@@ -41,10 +42,12 @@ class StubSidecar:
     def __init__(self, name: str, folder: Path, engines: list[StubEngine]) -> None:
         self.address = NodeAddress(name, f"ipc://{folder}/{name}.sock", f"ipc://{folder}/{name}.feed")
         self.engines = engines
-        self.health = "ready"
+        self.health = Health.READY
+        self.detail = ""
         self.draining = False
         self.fingerprint = FINGERPRINT
         self.max_rank = 16
+        self.token = ""
         self.resident: dict[str, Residency] = {}
         self.serving: set[str] = set()
         self.scripts: deque[Script] = deque()
@@ -52,6 +55,9 @@ class StubSidecar:
         self.held: dict[int, Acquire] = {}
         self.released: list[int] = []
         self.failed_engines: list[str] = []
+        # what AskState is answered with first, where it is to be of another time
+        self.states: deque[NodeReport] = deque()
+        self.asked_for_state = 0
         self.alive: list[GatewayAlive] = []
         self.epoch = 0
         self._next_engine = itertools.cycle(range(len(engines)))
@@ -82,6 +88,7 @@ class StubSidecar:
             arena_used=0,
             draining=self.draining,
             base_names=(BASE,),
+            number=0 if self._feed is None else self._feed.number,
         )
 
     def announce(self) -> None:
@@ -98,7 +105,13 @@ class StubSidecar:
         self.held[ask.lease] = ask
         reply(
             Granted(
-                lease=ask.lease, engine=engine.name, host="127.0.0.1", port=engine.port, adapter=adapter, waited=waited
+                lease=ask.lease,
+                engine=engine.name,
+                host="127.0.0.1",
+                port=engine.port,
+                adapter=adapter,
+                waited=waited,
+                token=self.token,
             )
         )
 
@@ -109,6 +122,7 @@ class StubSidecar:
             base=BASE,
             fingerprint=self.fingerprint,
             health=self.health,
+            detail=self.detail,
             slots=4,
             max_rank=self.max_rank,
             targets=TARGETS,
@@ -129,7 +143,8 @@ class StubSidecar:
             if ask.failed_engine:
                 self.failed_engines.append(ask.failed_engine)
         elif isinstance(ask, AskState):
-            reply(self.report())
+            self.asked_for_state += 1
+            reply(self.states.popleft() if self.states else self.report())
         elif isinstance(ask, GatewayAlive):
             self.alive.append(ask)
 

@@ -106,6 +106,12 @@ def test_anonymous_takes_a_page_of_this_machine() -> None:
     assert Authenticator(anonymous=True).caller(Keys(), None, None, b"[::1]:8080", origin) is ANONYMOUS
 
 
+def test_what_outlives_anonymous_access_needs_a_key() -> None:
+    ask(Keys(), b"Bearer tml-abc").require_key()
+    with pytest.raises(Forbidden, match="API key"):
+        ANONYMOUS.require_key()
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org", ""])
 def test_anonymous_is_refused_off_the_loopback(host: str) -> None:
     with pytest.raises(InvalidRequest, match="anonymous"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import aiohttp
 import pytest
 
 from gateway.app import Gateway
+from gateway.control.threads import in_thread
 from gateway.settings import GatewaySettings
 from wire.events import Scope
-from wire.node import Residency
+from wire.node import Health, Residency
 from wire.outcomes import InvalidRequest
 
 from .fleet_states import BASE, FINGERPRINT
@@ -68,7 +70,7 @@ async def test_health_needs_nothing_and_readiness_says_what_is_missing(tmp_path:
 async def test_ready_once_an_engine_is(tmp_path: Path) -> None:
     async with Mesh(tmp_path) as mesh:
         assert (await mesh.ask("GET", "/readyz")).json == {"ready": True, "missing": []}
-        mesh.sidecar.health = "dead"
+        mesh.sidecar.health = Health.DEAD
         mesh.sidecar.announce()
         await until(lambda: mesh.gateways[0].nodes.ready_engines() == 0)
         told = await mesh.ask("GET", "/readyz")
@@ -410,6 +412,59 @@ async def test_keys_are_made_shown_once_and_revoked(tmp_path: Path) -> None:
         assert (told.status, told.error["param"]) == (400, "scopes")
 
 
+async def test_anonymous_callers_make_no_keys(tmp_path: Path) -> None:
+    async with Mesh(tmp_path) as mesh:
+        body = {"tenant": "*", "scopes": ["admin"]}
+        told = await mesh.ask("POST", f"{ADMIN}/keys", json=body)
+        assert (told.status, told.error["type"]) == (403, "forbidden")
+        assert (await mesh.ask("GET", f"{ADMIN}/keys")).json["keys"] == []
+        assert (await mesh.ask("POST", f"{ADMIN}/keys", json=body, headers=mesh.key("*"))).status == 201
+
+
+async def test_what_is_the_operators_is_told_to_operators_only(tmp_path: Path) -> None:
+    async with Mesh(tmp_path, anonymous=False) as mesh:
+        mesh.sidecar.health = Health.DEAD
+        mesh.sidecar.detail = "no model at /srv/models/tiny: it ended\nlog of acme@abc in /var/log/engine"
+        mesh.sidecar.announce()
+        await until(lambda: mesh.gateways[0].nodes.ready_engines() == 0)
+        operator, tenant = mesh.key("*", Scope.ADMIN), mesh.key("rival", Scope.ADMIN)
+        shown = [(await mesh.ask("GET", f"{ADMIN}/status", headers=key)).json for key in (operator, tenant)]
+        details = [status["nodes"][0]["engines"][0]["detail"] for status in shown]
+        assert details == [mesh.sidecar.detail, "no model at ... it ended"]
+        for path in ("bases", f"bases/{BASE}"):
+            seen = await mesh.ask("GET", f"{ADMIN}/{path}", headers=operator)
+            hidden = await mesh.ask("GET", f"{ADMIN}/{path}", headers=tenant)
+            assert "/models/tiny" in seen.body.decode()
+            assert "/models/tiny" not in hidden.body.decode()
+            assert FINGERPRINT in hidden.body.decode()
+
+
+async def test_an_upload_that_is_cancelled_leaves_its_file_to_the_thread_that_writes_it(tmp_path: Path) -> None:
+    writing, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def write() -> bool:
+        writing.set()
+        go_on.wait(60.0)
+        return closed.is_set()
+
+    async def upload() -> None:
+        try:
+            await in_thread(write)
+        finally:
+            closed.set()
+
+    task = asyncio.ensure_future(upload())
+    await asyncio.to_thread(writing.wait, 20.0)
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0.02)
+    assert not closed.is_set()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert closed.is_set()
+
+
 async def test_bases_are_added_and_listed(tmp_path: Path) -> None:
     async with Mesh(tmp_path) as mesh:
         config = base64.b64encode(json.dumps(CONFIG).encode()).decode()
@@ -452,7 +507,7 @@ async def test_bases_are_added_and_listed(tmp_path: Path) -> None:
 async def test_a_bad_field_is_named(tmp_path: Path, path: str, body: bytes, field: str) -> None:
     async with Mesh(tmp_path) as mesh:
         mesh.publish("acme/bot")
-        told = await mesh.ask("POST", f"{ADMIN}/{path}", data=body)
+        told = await mesh.ask("POST", f"{ADMIN}/{path}", data=body, headers=mesh.key("*"))
         assert (told.status, told.error["param"]) == (400, field)
 
 

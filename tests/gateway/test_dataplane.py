@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from wire.node import Health
 from wire.outcomes import Outcome
 
 from . import stub_engine, stub_sidecar
@@ -193,7 +194,7 @@ async def test_without_a_node_the_answer_says_what_is_missing(tmp_path: Path) ->
         await until(lambda: node.engines["n0e0"].fingerprint == "0" * 64)
         told = await mesh.chat("acme/bot")
         assert (told.status, told.error["type"]) == (503, "base_not_deployed")
-        sidecar.fingerprint, sidecar.health = "f" * 64, "starting"
+        sidecar.fingerprint, sidecar.health = "f" * 64, Health.STARTING
         sidecar.announce()
         await until(lambda: node.engines["n0e0"].health == "starting")
         told = await mesh.chat("acme/bot")
@@ -402,6 +403,20 @@ async def test_the_engine_gets_nothing_of_the_clients_headers(tmp_path: Path) ->
         assert set(first) == {"host", "content-type", "content-length", "x-request-id"}
         # two requests of one id are two to the engine
         assert first["x-request-id"] != second["x-request-id"]
+
+
+async def test_an_engine_gets_its_token_and_nobody_else_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level("DEBUG")
+    async with Mesh(tmp_path, access_log=True) as mesh:
+        mesh.publish("acme/bot")
+        mesh.sidecar.token = "the engine's own"
+        told = await mesh.chat("acme/bot", headers=mesh.key("acme"))
+        assert told.status == 200
+        assert mesh.engine.headers[0]["Authorization"] == "Bearer the engine's own"
+        assert "the engine's own" not in f"{told.body!r}{told.headers}"
+    assert "the engine's own" not in f"{caplog.text}{capfd.readouterr()}"
 
 
 async def test_many_at_once_all_answer_and_leave_nothing_behind(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway import fleet
@@ -105,6 +106,72 @@ async def test_a_lost_report_is_made_up_for(tmp_path: Path) -> None:
         feed.number += 1
         mesh.sidecar.resident[digest_of(2)] = Residency.RESIDENT
         await until(lambda: node.holds(digest_of(2)))
+
+
+async def test_a_state_older_than_what_the_feed_told_is_asked_for_again(tmp_path: Path) -> None:
+    async with Mesh(tmp_path) as mesh:
+        node = node_of(mesh)
+        old = mesh.sidecar.report()
+        mesh.sidecar.resident[digest_of(1)] = Residency.RESIDENT
+        mesh.sidecar.publish(NodeDelta(node="n0", residency=mesh.sidecar.resident))
+        await until(lambda: node.holds(digest_of(1)))
+        mesh.sidecar.states.append(old)
+        asked = mesh.sidecar.asked_for_state
+        mesh.gateways[0]._fleet._links["n0"].ask_state()
+        await until(lambda: mesh.sidecar.asked_for_state >= asked + 1)
+        for _ in range(20):
+            assert node.holds(digest_of(1))
+            await asyncio.sleep(0.005)
+        assert mesh.sidecar.asked_for_state == asked + 2
+
+
+async def test_a_delta_that_a_state_holds_already_changes_nothing(tmp_path: Path) -> None:
+    async with Mesh(tmp_path) as mesh:
+        node = node_of(mesh)
+        state = msgspec.structs.replace(mesh.sidecar.report(), number=1, resident={digest_of(2): Residency.SERVING})
+        mesh.sidecar.states.append(state)
+        mesh.gateways[0]._fleet._links["n0"].ask_state()
+        await until(lambda: node.holds(digest_of(2)))
+        mesh.sidecar.publish(NodeDelta(node="n0", residency={digest_of(2): Residency.ABSENT}))
+        mesh.sidecar.publish(NodeDelta(node="n0", residency={digest_of(3): Residency.RESIDENT}))
+        await until(lambda: node.holds(digest_of(3)))
+        assert node.holds(digest_of(2))
+
+
+async def test_two_silences_before_a_state_are_forgotten_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "GRACE_S", 0.3)
+    async with Mesh(tmp_path) as mesh:
+        node, link = node_of(mesh), mesh.gateways[0]._fleet._links["n0"]
+        link._on_silence()
+        await asyncio.sleep(0.05)
+        link._on_silence()
+        link.ask_state()
+        await until(lambda: not node.doubtful)
+        await asyncio.sleep(0.5)
+        assert node.heard
+        assert not node.doubtful
+
+
+async def test_no_address_of_ours_is_told_to_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "GRACE_S", 0.2)
+    async with Mesh(tmp_path) as mesh:
+        mesh.publish("acme/bot")
+        mesh.sidecar.scripts.append(stub_sidecar.keep_waiting)
+        late = await mesh.chat("acme/bot", headers={"x-request-timeout": "0.2"})
+        await mesh.engine.stop()
+        broken = await mesh.chat("acme/bot")
+        mesh.sidecar.stop()
+        gone = await mesh.chat("acme/bot")
+        mesh.stop_registrar()
+        body = {"policy": "acme/other", "base": BASE}
+        unknown = await mesh.ask("POST", "/roost/v1/policies", json=body)
+        told = [answer.error for answer in (late, broken, gone, unknown)]
+        types = [error["type"] for error in told]
+        assert types == ["deadline", "engine_failed", "no_healthy_node", "journal_unavailable"]
+        for error in told:
+            assert str(tmp_path) not in error["message"]
+            assert "ipc:" not in error["message"]
+            assert "127.0.0.1" not in error["message"]
 
 
 async def test_releases_travel_together(tmp_path: Path) -> None:

@@ -53,11 +53,11 @@ def refused(outcome: Outcome, *, elsewhere: bool = False) -> Any:
 
 
 def desk_with(peer: Peer) -> LeaseDesk:
-    return LeaseDesk({"a": peer}, gateway="g")  # type: ignore[dict-item]
+    return LeaseDesk({"a": peer}, gateway="g", instance="i")  # type: ignore[dict-item]
 
 
 async def acquire(peer: Peer, node: Node) -> Any:
-    return await desk_with(peer).acquire(node, demand(), size=10, timeout_s=1.0)
+    return await desk_with(peer).acquire(node, demand(), size=10, timeout_s=1.0, use_s=1000.0)
 
 
 async def test_a_lease_is_given_back_once_however_often_it_is_released() -> None:
@@ -78,6 +78,28 @@ async def test_a_failed_engine_is_told_at_once() -> None:
     lease = await acquire(peer, node)
     lease.release(engine_failed=True)
     assert [(release.leases, release.failed_engine) for release in peer.sent] == [((lease.number,), "e0")]
+
+
+async def test_a_lease_says_whose_it_is_and_lives_longer_than_its_request() -> None:
+    peer, node = Peer(), Node("a")
+    peer.answer = granted
+    lease = await acquire(peer, node)
+    lease.release()
+    await until(lambda: peer.released == [lease.number])
+    assert (peer.asked[0].gateway, peer.asked[0].instance) == ("g", "i")
+    assert (peer.sent[0].gateway, peer.sent[0].instance) == ("g", "i")
+    assert 1000.0 < peer.asked[0].ttl_s < 1100.0
+
+
+async def test_a_lease_of_a_failed_engine_is_given_back_even_where_the_node_is_away() -> None:
+    peer, node = Peer(), Node("a")
+    peer.answer = granted
+    lease = await acquire(peer, node)
+    peer.present = False
+    lease.release(engine_failed=True)
+    assert peer.sent == []
+    peer.present = True
+    await until(lambda: peer.released == [lease.number])
 
 
 async def test_lease_numbers_never_repeat_not_even_over_restarts() -> None:

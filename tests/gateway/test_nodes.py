@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gateway.nodes import NodeTable
-from wire.node import NodeDelta, Residency
+from wire.node import Health, NodeDelta, Residency
 
 from .fleet_states import BASE, FINGERPRINT, digest_of, engine, report
 
@@ -39,7 +39,7 @@ def test_deltas_change_what_they_name_and_nothing_else() -> None:
 def test_an_engine_that_is_not_ready_counts_for_nothing_that_needs_it() -> None:
     node = NodeTable(["a"])["a"]
     node.replace(
-        report("a", engine("e0", health="dead", serving=("acme@" + digest_of(1),), outstanding=9, max_rank=64))
+        report("a", engine("e0", health=Health.DEAD, serving=("acme@" + digest_of(1),), outstanding=9, max_rank=64))
     )
     deployment = node.deployment(BASE, FINGERPRINT)
     assert deployment is not None

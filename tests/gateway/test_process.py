@@ -156,6 +156,31 @@ async def test_settings_that_cannot_stand_end_it_with_a_reason(tmp_path: Path, s
     assert b"Traceback" not in err
 
 
+async def test_clients_past_the_bound_on_open_files_are_told_so(tmp_path: Path) -> None:
+    """With 140 files there is room for six clients; without a bound of ours the seventh would hang."""
+    port = free_port()
+    settings = written(tmp_path / "g.json", gateway_settings(tmp_path, port))
+    limited = ("sh", "-c", 'ulimit -n 140 && exec "$@"', "sh", sys.executable, "-m", "gateway", "--settings", settings)
+    started = await asyncio.create_subprocess_exec(*limited, stderr=asyncio.subprocess.PIPE)
+    assert started.stderr is not None
+    clients: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    try:
+        told = b""
+        while b"gateway ready" not in told:
+            line = await asyncio.wait_for(started.stderr.readline(), 60)
+            assert line, told
+            told += line
+        assert b"6 connections at most, not 16384: this process may open 140 files only" in told
+        clients += [await asyncio.open_connection("127.0.0.1", port) for _ in range(7)]
+        reader, _ = clients[-1]
+        assert b" 429 " in await asyncio.wait_for(reader.readline(), 10)
+    finally:
+        for _, writer in clients:
+            writer.close()
+        started.kill()
+        await started.wait()
+
+
 async def test_a_port_in_use_ends_it_with_a_reason(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

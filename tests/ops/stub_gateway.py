@@ -59,7 +59,7 @@ def stub_gateway(answers: dict[str, tuple[int, Any]]) -> Iterator[StubGateway]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     stub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield stub

@@ -14,8 +14,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from ops.cli import main
+from ops.cli.up import _Picture
+from ops.config import RoostConfig
 from ops.layout import Layout, write_private
-from ops.supervise.state import Identity, MeshState, Phase, ProcessState, SupervisorLock, write_state
+from ops.supervise.state import EngineState, Identity, MeshState, Phase, ProcessState, SupervisorLock, write_state
 
 from ..models import make_adapter, make_tiny_base
 from ..object_storage import SECRET, ObjectServer
@@ -521,8 +523,54 @@ def test_what_was_packed_comes_back_bit_for_bit(roost: Roost, adapter: Path, tmp
     )
     assert before.keys() == after.keys()
     assert all((before[name] == after[name]).all() for name in before)
-    told = json.loads(roost("inspect", str(file), "--json", cwd=tmp_path).stdout)
-    assert told["rank"] == told["manifest"]["rank"]
+
+
+def test_inspect_shows_a_folder_and_the_revision_file_that_it_becomes(
+    roost: Roost, adapter: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "r.safetensors"
+    config = ("--base-config", str(adapter / "base/config.json"))
+    roost("pack", str(adapter / "adapter"), *config, "-o", str(file), cwd=tmp_path)
+    folder, packed = (
+        json.loads(roost("inspect", str(path), *config, "--json", cwd=tmp_path).stdout)
+        for path in (adapter / "adapter", file)
+    )
+    assert (folder["kind"], packed["kind"]) == ("PEFT folder", "revision file")
+    assert folder["facts"] == packed["facts"]
+    assert folder["modules"] == packed["modules"]
+    done = roost("inspect", str(adapter / "adapter"), cwd=tmp_path)
+    assert done.returncode == 0
+    assert folder["facts"]["digest"] in done.stdout
+    assert "--base-config" in done.stdout
+    assert "fit for" in roost("inspect", str(file), *config, cwd=tmp_path).stdout
+
+
+def test_inspect_says_why_an_adapter_would_be_refused(roost: Roost, adapter: Path, tmp_path: Path) -> None:
+    other = make_tiny_base(tmp_path / "other", layers=1)
+    done = roost("inspect", str(adapter / "adapter"), "--base-config", str(other / "config.json"), cwd=tmp_path)
+    assert done.returncode == 6
+    assert "would be refused" in done.stdout
+    assert "layers.1" in done.stdout
+    assert roost("inspect", "nothing", cwd=tmp_path).returncode == 5
+
+
+def test_an_engine_that_does_not_start_is_told_once_with_its_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, layout = RoostConfig(), Layout.of(str(tmp_path))
+    layout.make()
+    log = layout.log_file("engine-tiny")
+    log.write_text("INFO loading\nValueError: no room for the model\nRuntimeError: engine core failed\n")
+    identity = Identity.of(os.getpid())
+    assert identity is not None
+    picture = _Picture(lambda _state, _note: None, config, layout)
+    for health in ("starting", "dead", "starting", "dead", "dead", "ready", "dead"):
+        engine = EngineState("tiny", "base", health, "its process ended\nand a long log")
+        picture.show(MeshState(Phase.STARTING, identity, "http://127.0.0.1:1", engines=(engine,)))
+    told = capsys.readouterr().out
+    assert told.count("does not run") == 2, "once for each time that it ran before"
+    assert "no room for the model" in told
+    assert "a long log" not in told
 
 
 def test_status_as_json_tells_processes_and_fleet(roost: Roost, tmp_path: Path) -> None:
@@ -618,6 +666,13 @@ def test_doctor_tries_the_object_store(roost: Roost, tmp_path: Path, s3: ObjectS
     assert found(s3.new_bucket())["grade"] == "ok"
     missing = found("no-such-bucket")
     assert (missing["grade"], "NoSuchBucket" in missing["detail"]) == ("fail", True)
+
+
+def test_up_tells_a_port_that_is_taken(roost: Roost, tmp_path: Path) -> None:
+    with stub_gateway({}) as gateway:
+        done = roost("up", "--port", gateway.url.rpartition(":")[2], cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Address already in use; end what has it, or take another with --port" in done.stderr
 
 
 def test_curve_keys_are_made_once(roost: Roost, tmp_path: Path) -> None:

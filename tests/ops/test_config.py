@@ -25,6 +25,7 @@ ENGINE = {"base": "smol", "model_path": "/models/smol"}
         ({"node": {"engines": [{**ENGINE, "name": "a"}] * 2}}, "node.engines[1].name: another engine is called 'a'"),
         ({"node": {"engines": [{"base": "a/b", "model_path": "/m"}]}}, "node.engines[0].base"),
         ({"node": {"engines": [{"base": "b", "attach": "nowhere"}]}}, "node.engines[0].attach: expected host:port"),
+        ({"node": {"engines": [{**ENGINE, "attach_key_env": "K"}]}}, "node.engines[0].attach_key_env: is for `attach`"),
         ({"node": {"engines": [{**ENGINE, "count": 2, "port": 9}]}}, "node.engines[0].count"),
         ({"node": {"engines": [{**ENGINE, "fingerprint": "00"}]}}, "node.engines[0].fingerprint"),
         ({"node": {"arena": 1}}, "node.arena: no such setting"),

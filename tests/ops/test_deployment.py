@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,58 @@ def test_secrets_are_their_owners_alone(tmp_path: Path) -> None:
     files = list(layout.keys.iterdir())
     assert len(files) == 3
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+def test_a_folder_that_was_open_is_closed(tmp_path: Path) -> None:
+    layout = Layout.of(str(tmp_path / "state"))
+    for folder in (layout.root, layout.keys):
+        folder.mkdir()
+        folder.chmod(0o755)
+    layout.make()
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (layout.root, layout.keys)} == {0o700}
+
+
+@pytest.fixture
+def long_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
+    """One whose sockets don't fit into its own folder."""
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    layout = Layout.of(str(tmp_path / ("long" * 40) / "state"))
+    assert layout.sockets.parent == shared
+    return layout
+
+
+def test_a_folder_for_sockets_is_its_owners_alone(long_layout: Layout) -> None:
+    long_layout.make()
+    long_layout.make()
+    assert stat.S_IMODE(long_layout.sockets.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("kind", ["open", "link", "file", "another user's"])
+def test_a_folder_for_sockets_that_somebody_made_first_is_refused(
+    kind: str, long_layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = long_layout.sockets
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    if kind == "link":
+        planted.symlink_to(tmp_path / "elsewhere")
+    elif kind == "file":
+        planted.write_text("")
+    else:
+        planted.mkdir(mode=0o700)
+    if kind == "open":
+        planted.chmod(0o777)
+    if kind == "another user's":
+        genuine, planted_at = Path.stat, planted
+
+        def stat_as_seen(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+            found = genuine(path, follow_symlinks=follow_symlinks)
+            return os.stat_result((*found[:4], os.getuid() + 1, *found[5:])) if path == planted_at else found
+
+        monkeypatch.setattr(Path, "stat", stat_as_seen)
+    with pytest.raises(InvalidRequest, match=str(planted)):
+        long_layout.make()
 
 
 def test_a_damaged_key_file_is_named(tmp_path: Path) -> None:

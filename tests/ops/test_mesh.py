@@ -58,8 +58,9 @@ class Running:
         return self.state.phase is Phase.READY and all(one.phase is Phase.READY for one in self.state.processes)
 
 
-async def start(folder: Path, **gateway: Any) -> Running:
-    config = check({"state_dir": str(folder), "gateway": {"port": free_port("127.0.0.1"), **gateway}})
+async def start(folder: Path, *, node: dict[str, Any] | None = None, **gateway: Any) -> Running:
+    gateway = {"port": free_port("127.0.0.1"), **gateway}
+    config = check({"state_dir": str(folder), "gateway": gateway, "node": node or {}})
     layout = Layout.of(config.state_dir)
     layout.make()
     running = Running(config, layout)
@@ -133,6 +134,21 @@ async def test_keys_are_dispensed_with_only_where_that_is_said(tmp_path: Path) -
     mesh = await start(tmp_path / "state", anonymous=True)
     assert not mesh.layout.admin_key.exists()
     assert await get(f"{mesh.mesh.url}/roost/v1/status") == 200
+    await finish(mesh)
+
+
+async def test_processes_talk_over_tcp_with_curve(tmp_path: Path) -> None:
+    ports = [free_port("127.0.0.1") for _ in range(2)]
+    node = {"endpoint": f"tcp://127.0.0.1:{ports[0]}", "feed_endpoint": f"tcp://127.0.0.1:{ports[1]}"}
+    mesh = await start(tmp_path / "state", node=node, anonymous=True)
+    assert len(list(mesh.layout.keys.glob("*.curve.json"))) == 3
+    async with aiohttp.ClientSession() as session, asyncio.timeout(PATIENCE_S):
+        while True:
+            async with session.get(f"{mesh.mesh.url}/roost/v1/status") as answer:
+                nodes = (await answer.json())["nodes"]
+            if nodes and nodes[0]["heard"]:
+                break
+            await asyncio.sleep(0.1)
     await finish(mesh)
 
 

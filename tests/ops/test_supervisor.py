@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,9 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from ops.layout import Layout
+from ops.config import RoostConfig
+from ops.layout import Layout, write_private
+from ops.supervise.__main__ import BROKE_LATER
+from ops.supervise.backoff import Backoff
 from ops.supervise.child import Child, ChildSpec, StartFailed
-from ops.supervise.run import end_leftovers, stop_mesh
+from ops.supervise.keeper import NEVER_READY, Keeper
+from ops.supervise.run import end_leftovers, save_config, stop_mesh
 from ops.supervise.state import (
     EngineState,
     Identity,
@@ -27,6 +33,7 @@ from ops.supervise.state import (
     write_state,
 )
 from ops.supervise.supervisor import Supervisor
+from sidecar.arena import segment_name
 from wire.outcomes import InvalidRequest, NoHealthyNode
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +62,7 @@ def fake(folder: Path, name: str, *mode: str, start_timeout_s: float = 20.0, sto
 class Run:
     """A supervisor in a task of its own, and every state that it published."""
 
-    def __init__(self, *specs: ChildSpec) -> None:
+    def __init__(self, *specs: ChildSpec, publish: Callable[[MeshState], None] = lambda _: None) -> None:
         self.states: list[MeshState] = []
         self._stop = asyncio.Event()
         identity = Identity.of(os.getpid())
@@ -68,9 +75,11 @@ class Run:
         async def engines() -> tuple[EngineState, ...]:
             return (EngineState("engine", "base", "ready"),)
 
-        supervisor = Supervisor(
-            steps, url="http://127.0.0.1:1", identity=identity, publish=self.states.append, engines=engines
-        )
+        def note(state: MeshState) -> None:
+            self.states.append(state)
+            publish(state)
+
+        supervisor = Supervisor(steps, url="http://127.0.0.1:1", identity=identity, publish=note, engines=engines)
         self.task = asyncio.create_task(supervisor.run(self._stop))
 
     async def until(self, condition: Callable[[MeshState], bool]) -> MeshState:
@@ -189,6 +198,22 @@ def test_children_end_with_a_killed_supervisor(tmp_path: Path) -> None:
     wait_for(lambda: not child.alive)
 
 
+def test_a_process_gets_all_open_files_that_it_may_have(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+
+    def bound() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
+
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "ops.supervise.entry", str(os.getpid()), "tests.ops.fake_process", str(ready)],
+        preexec_fn=bound,
+    )
+    wait_for(ready.exists)
+    assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) == (4096, 4096)
+    child.kill()
+    child.wait()
+
+
 def test_only_one_supervisor_runs_on_a_state_folder(tmp_path: Path) -> None:
     layout = Layout.of(str(tmp_path))
     layout.make()
@@ -221,6 +246,22 @@ def test_down_finds_what_a_killed_supervisor_left(tmp_path: Path) -> None:
     state = read_state(layout.state_file)
     assert state is not None and state.phase is Phase.STOPPED
     assert stop_mesh(layout) == []
+
+
+def test_down_frees_the_arena_of_a_killed_sidecar_and_no_other(tmp_path: Path) -> None:
+    layout = Layout.of(str(tmp_path))
+    layout.make()
+    save_config(RoostConfig(), layout)
+    ours = Path("/dev/shm") / segment_name("local", str(layout.run))
+    anothers = Path("/dev/shm") / segment_name("local", str(tmp_path / "another"))
+    try:
+        for segment in (ours, anothers):
+            segment.write_bytes(b"left")
+        stop_mesh(layout)
+        assert (ours.exists(), anothers.exists()) == (False, True)
+    finally:
+        ours.unlink(missing_ok=True)
+        anothers.unlink()
 
 
 def test_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:
@@ -257,3 +298,90 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.02)
+
+
+class FullDisk:
+    """Takes states to tell until it is full."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.told: list[MeshState] = []
+        self.refused = 0
+
+    def __call__(self, state: MeshState) -> None:
+        if self.full:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.told.append(state)
+
+
+async def test_a_full_disk_neither_ends_the_mesh_nor_keeps_it_from_stopping(tmp_path: Path) -> None:
+    disk = FullDisk()
+    run = Run(fake(tmp_path, "first"), fake(tmp_path, "second"), publish=disk)
+    await run.until(lambda state: state.phase is Phase.READY)
+    before = pid_of(run.states[-1], "first")
+    disk.full = True
+    os.kill(before, signal.SIGKILL)
+    state = await run.until(
+        lambda state: process(state, "first").restarts == 1 and process(state, "first").phase is Phase.READY
+    )
+    assert disk.refused > 0
+    assert process(disk.told[-1], "first").restarts == 0
+    disk.full = False
+    told = len(disk.told)
+    await run.until(lambda _: len(disk.told) > told)
+    assert process(disk.told[-1], "first").restarts == 1, "it is told once there is room"
+    disk.full = True
+    await run.stop()
+    assert [Identity.of(pid_of(state, name)) for name in ("first", "second")] == [None, None]
+
+
+async def test_a_host_that_can_start_nothing_for_a_while_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(fake(tmp_path, "first"))
+    await run.until(lambda state: state.phase is Phase.READY)
+    genuine, attempts = asyncio.create_subprocess_exec, 0
+
+    async def spawn(*arguments: object, **options: object) -> object:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return await genuine(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn)
+    os.kill(pid_of(run.states[-1], "first"), signal.SIGKILL)
+    await run.until(lambda state: (process(state, "first").restarts, process(state, "first").phase) == (1, Phase.READY))
+    assert attempts == 3
+    await run.stop()
+
+
+@pytest.mark.parametrize(
+    ("codes", "last", "lives"),
+    [([0], 0, 1), ([NEVER_READY], NEVER_READY, 1), ([BROKE_LATER, NEVER_READY, -9, 0], 0, 4), ([-9, 1, 0], 0, 3)],
+)
+def test_the_keeper_brings_back_what_ran_once(tmp_path: Path, codes: list[int], last: int, lives: int) -> None:
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        f"done, codes = Path({str(tmp_path / 'lives')!r}), {codes}\n"
+        "count = len(done.read_text()) if done.exists() else 0\n"
+        "done.write_text('x' * (count + 1))\n"
+        "os.kill(os.getpid(), -codes[count]) if codes[count] < 0 else sys.exit(codes[count])\n"
+    )
+    keeper = Keeper((sys.executable, "-c", script), Backoff(first_s=0.01, max_s=0.01))
+    assert keeper.run() == last
+    assert len((tmp_path / "lives").read_text()) == lives
+
+
+def test_what_could_not_be_written_leaves_no_part_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    target = tmp_path / "state.json"
+    write_private(target, b"before")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_private(target, b"after")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("state.json", b"before")]

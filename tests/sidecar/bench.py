@@ -22,6 +22,7 @@ from sidecar.events import (
     EngineUp,
     FetchDone,
     FetchFailed,
+    FetchOverdue,
     GatewayHeard,
     InstallBroke,
     InstallDone,
@@ -108,6 +109,7 @@ class Bench:
         *,
         lease: int | None = None,
         gateway: str = "g1",
+        instance: str = "i1",
         tenant: str = TENANT,
         base: str = BASE,
         wait_s: float = 60.0,
@@ -119,6 +121,7 @@ class Bench:
         self._asks += 1
         request = Acquire(
             gateway=gateway,
+            instance=instance,
             lease=self._asks if lease is None else lease,
             base=base,
             tenant=tenant,
@@ -131,8 +134,8 @@ class Bench:
         self.send(Asked(ask=self._asks, request=request, deadline=self.now + wait_s))
         return self._asks
 
-    def release(self, *leases: int, gateway: str = "g1") -> None:
-        self.send(Released(gateway=gateway, leases=leases))
+    def release(self, *leases: int, gateway: str = "g1", instance: str = "i1") -> None:
+        self.send(Released(gateway=gateway, instance=instance, leases=leases))
 
     def alive(self, gateway: str = "g1", instance: str = "i1") -> None:
         self.send(GatewayHeard(gateway=gateway, instance=instance))
@@ -153,6 +156,7 @@ class Bench:
         installed: tuple[str, ...] = (),
         max_rank: int = 16,
         removes_for_real: bool = True,
+        token: str = "",
     ) -> None:
         self.send(
             EngineUp(
@@ -161,6 +165,7 @@ class Bench:
                 installed=frozenset(installed),
                 host="127.0.0.1",
                 port=8000 + int(engine[1:]),
+                token=token,
             )
         )
 
@@ -171,6 +176,10 @@ class Bench:
     def fetched(self, number: int) -> None:
         fetch = self.fetches.pop(digest(number))
         self.send(FetchDone(digest=fetch.digest, generation=fetch.extent.generation))
+
+    def fetch_overdue(self, number: int) -> None:
+        fetch = self.fetches[digest(number)]
+        self.send(FetchOverdue(digest=fetch.digest, generation=fetch.extent.generation, message="storage hangs"))
 
     def fetch_failed(self, number: int, outcome: Outcome = Outcome.ARTIFACT_UNAVAILABLE) -> None:
         fetch = self.fetches.pop(digest(number))

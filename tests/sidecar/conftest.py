@@ -51,6 +51,7 @@ class Gateway:
 
     def __init__(self, config: SidecarSettings, name: str = "g1") -> None:
         self.name = name
+        self.instance = "i1"
         self.messages: list[tuple[int, ReportOfNode]] = []
         self.wire: Requester[AskOfNode, AnswerOfNode] = Requester(config.endpoint, AskOfNode, AnswerOfNode)
         self._feed: FeedSubscriber[ReportOfNode] = FeedSubscriber(
@@ -64,6 +65,7 @@ class Gateway:
     def acquire(self, digest: str, size: int, **changes: object) -> Acquire:
         values: dict[str, object] = {
             "gateway": self.name,
+            "instance": self.instance,
             "lease": next(self._leases),
             "base": BASE,
             "tenant": "acme",

@@ -85,6 +85,9 @@ class FakeBackend:
     def address(self) -> tuple[str, int]:
         return "127.0.0.1", 8001
 
+    def token(self) -> str:
+        return "fake token"
+
     def die(self) -> None:
         self.alive = False
         self.adapters.clear()

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from backends.interface import Health
 from sidecar.effects import StartFetch
 from sidecar.events import EngineDown, InstallDone, Tick
+from sidecar.report import engine_report, full_report
+from sidecar.state import Changes
 from wire.outcomes import Outcome
 
 from .bench import Bench, digest, name
+
+
+def test_an_engine_that_starts_reports_the_rank_that_it_will_take() -> None:
+    """Else a gateway would tell clients that their revision never fits, while the engine is only not there yet."""
+    bench = Bench(up=False)
+    told = [engine_report(engine).max_rank for engine in bench.machine.state.engines.values()]
+    bench.up()
+    bench.down()
+    told += [engine_report(engine).max_rank for engine in bench.machine.state.engines.values()]
+    assert min(told) == max(told) > 0
 
 
 def test_adopted_adapters_serve_without_a_load() -> None:
@@ -155,3 +169,40 @@ def test_adapter_that_somebody_took_away_is_loaded_again() -> None:
     bench.installed(1)
     assert bench.granted(ask).waited
     bench.release(lease, ask)
+
+
+STRANGERS = ("base-lora", "another")
+
+
+def test_adapters_of_strangers_take_slots_of_an_engine() -> None:
+    bench = Bench(up=False)
+    bench.up(slots=3, installed=STRANGERS)
+    engine = bench.machine.state.engines["e1"]
+    assert (engine.free_slots, engine_report(engine).slots) == (1, 1)
+    bench.release(bench.serve(1))
+    ask = bench.ask(2)
+    bench.fetched(2)
+    bench.removed(1)
+    bench.installed(2)
+    assert bench.granted(ask)
+    assert bench.serving() == {name(2)}, "the strangers' slots are not ours to take"
+
+
+def test_strangers_that_come_and_go_are_counted_again() -> None:
+    bench = Bench(slots=2)
+    engine = bench.machine.state.engines["e1"]
+    for names, free in ((set(STRANGERS), 0), ({STRANGERS[0]}, 1), (set(), 2)):
+        bench.now = engine.read_at
+        bench.machine.state.changes = Changes()
+        bench.send(Tick())
+        bench.read(names)
+        assert engine.free_slots == free
+        assert "e1" in bench.machine.state.changes.engines, "gateways are told"
+
+
+def test_a_lease_carries_the_engines_token_and_reports_do_not() -> None:
+    bench = Bench(up=False)
+    bench.up(token="engine secret")
+    assert bench.granted(bench.ask(None)).token == "engine secret"
+    told = msgspec.json.encode([full_report(bench.machine.state, epoch=1, number=1)])
+    assert b"secret" not in told

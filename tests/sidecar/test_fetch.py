@@ -24,6 +24,10 @@ from wire.outcomes import ArtifactUnavailable, DeadlinePassed, StorageFull
 DATA = os.urandom(10_000)
 
 
+def never(message: str) -> None:
+    pytest.fail(message)
+
+
 @pytest.fixture
 def arena(tmp_path: Path) -> Iterator[Arena]:
     arena = Arena("segment", 1 << 20, root=tmp_path)
@@ -40,14 +44,14 @@ def fetcher(store: Store, arena: Arena) -> Iterator[Fetcher]:
 
 async def test_bytes_arrive_and_are_sealed(store: Store, arena: Arena, fetcher: Fetcher) -> None:
     extent = Extent(HEADER_BYTES, len(DATA), 1)
-    await fetcher.fetch(store.put(DATA), extent)
+    await fetcher.fetch(store.put(DATA), extent, never)
     with arena.read(extent) as view:
         assert bytes(view) == DATA
 
 
 async def test_artifact_of_another_size_never_touches_the_arena(store: Store, arena: Arena, fetcher: Fetcher) -> None:
     with pytest.raises(ArtifactUnavailable, match="has 10000 bytes in the store, not 9999"):
-        await fetcher.fetch(store.put(DATA), Extent(HEADER_BYTES, len(DATA) - 1, 1))
+        await fetcher.fetch(store.put(DATA), Extent(HEADER_BYTES, len(DATA) - 1, 1), never)
     assert arena.path.read_bytes() == bytes(1 << 20)
 
 
@@ -58,7 +62,7 @@ async def test_corrupt_bytes_are_never_sealed(store: Store, arena: Arena, fetche
     path.write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
     extent = Extent(HEADER_BYTES, len(DATA), 1)
     with pytest.raises(ArtifactUnavailable, match="corrupt"):
-        await fetcher.fetch(digest, extent)
+        await fetcher.fetch(digest, extent, never)
     with pytest.raises(ArtifactUnavailable):
         arena.read(extent)
 
@@ -73,7 +77,7 @@ async def test_host_without_memory_is_storage_full(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StorageFull):
-        await fetcher.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1))
+        await fetcher.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1), never)
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -91,12 +95,14 @@ async def test_slow_fetch_is_given_up_only_when_its_thread_has_stopped(
         return reads[-1]
 
     monkeypatch.setattr(os, "readv", slow)
-    fetch = asyncio.create_task(fetcher.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1)))
+    told: list[str] = []
+    fetch = asyncio.create_task(fetcher.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1), told.append))
     await asyncio.to_thread(reading.wait, 20.0)
     if cancelled:
         fetch.cancel()
     await asyncio.sleep(0.3)
     assert not fetch.done(), "the thread may still write"
+    assert cancelled == (told == [])
     go_on.set()
     with pytest.raises(asyncio.CancelledError if cancelled else DeadlinePassed):
         await fetch

@@ -64,13 +64,12 @@ def test_unknown_release_is_counted_and_ignored() -> None:
 
 def test_restarted_gateway_loses_what_its_former_life_held_and_waited_for() -> None:
     bench = Bench()
-    bench.alive("g1", "first")
     bench.serve(1)
     waiting = bench.ask(2)
     other = bench.ask(2, gateway="g2")
-    bench.alive("g1", "first")
+    bench.alive("g1", "i1")
     assert outstanding(bench) == 1
-    bench.alive("g1", "second")
+    bench.alive("g1", "i2")
     assert outstanding(bench) == 0
     assert bench.refused(waiting).outcome is Outcome.CLIENT_GONE
     bench.fetched(2)
@@ -78,9 +77,52 @@ def test_restarted_gateway_loses_what_its_former_life_held_and_waited_for() -> N
     assert bench.granted(other)
 
 
-def test_leases_taken_before_the_first_sign_of_life_stand() -> None:
+def test_restarted_gateways_first_asks_stand_whichever_message_of_it_comes_first() -> None:
+    bench = Bench()
+    former = bench.serve(1)
+    waiting = bench.ask(2)
+    hot, cold = bench.ask(1, instance="i2"), bench.ask(2, instance="i2")
+    assert bench.granted(hot)
+    assert bench.refused(waiting).outcome is Outcome.CLIENT_GONE
+    assert outstanding(bench) == 1
+    bench.alive("g1", "i2")
+    assert outstanding(bench) == 1
+    bench.release(former)
+    bench.fetched(2)
+    bench.installed(2)
+    assert bench.granted(cold)
+    bench.release(hot, cold, instance="i2")
+    assert outstanding(bench) == 0
+    assert bench.machine.state.counts["gateway_restarts"] == 1
+
+
+def test_release_may_be_the_first_word_of_a_new_life() -> None:
     bench = Bench()
     bench.serve(1)
+    bench.release(instance="i2")
+    assert outstanding(bench) == 0
+
+
+def test_late_messages_of_a_former_life_take_nothing_and_void_nothing() -> None:
+    bench = Bench()
+    bench.serve(1)
+    lease = bench.ask(1, instance="i2")
+    refused = bench.refused(bench.ask(1, instance="i1"))
+    assert (refused.outcome, refused.elsewhere) == (Outcome.NO_HEALTHY_NODE, False)
+    bench.alive("g1", "i1")
+    bench.release(lease, instance="i1")
+    assert outstanding(bench) == 1
+    bench.release(lease, instance="i2")
+    assert outstanding(bench) == 0
+
+
+def test_lease_is_granted_to_a_gateway_that_was_silent_while_it_waited() -> None:
+    bench = Bench(gateway_silence_s=5.0)
+    ask = bench.ask(1)
+    bench.wait(10.0)
+    bench.fetched(1)
+    bench.installed(1)
+    assert bench.granted(ask)
     bench.alive("g1", "i1")
     assert outstanding(bench) == 1
 
@@ -152,6 +194,6 @@ def test_death_of_an_engine_voids_its_leases_only() -> None:
 def test_table_refuses_a_second_lease_of_one_key() -> None:
     table = LeaseTable(15.0)
     lease = Lease("g1", 1, "e1", "", "")
-    table.add(lease, 10.0, 0.0)
+    table.add(lease, "i1", 10.0, 0.0)
     with pytest.raises(KeyError):
-        table.add(lease, 10.0, 0.0)
+        table.add(lease, "i1", 10.0, 0.0)

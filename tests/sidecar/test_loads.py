@@ -164,6 +164,43 @@ def test_failed_fetch_is_known_bad_for_longer_each_time() -> None:
     assert pauses == pytest.approx([1.0, 2.0, 4.0, 4.0])
 
 
+def test_fetches_that_hang_hold_no_permit_and_keep_their_extent_until_they_end() -> None:
+    bench = Bench(slots=4, loads_in_flight=2, negative_first_s=1.0)
+    hanging = [bench.ask(1), bench.ask(2)]
+    waiting = bench.ask(3)
+    assert digest(3) not in bench.fetches
+    used = bench.machine.state.cache.used
+    for number in (1, 2):
+        bench.fetch_overdue(number)
+    for ask in hanging:
+        refused = bench.refused(ask)
+        assert (refused.outcome, refused.elsewhere) == (Outcome.DEADLINE, True)
+    bench.fetched(3)
+    bench.installed(3)
+    assert bench.granted(waiting)
+    assert bench.machine.state.cache.used > used, "a thread may still write there"
+    assert bench.refused(bench.ask(1)).outcome is Outcome.KNOWN_BAD
+    bench.wait(30.0)
+    still = bench.refused(bench.ask(1))
+    assert (still.outcome, still.elsewhere) == (Outcome.KNOWN_BAD, True)
+    bench.fetch_failed(1)
+    again = bench.ask(1)
+    bench.fetched(1)
+    bench.installed(1)
+    assert bench.granted(again)
+
+
+def test_bytes_that_come_late_after_all_are_used() -> None:
+    bench = Bench(negative_first_s=1.0)
+    bench.ask(1)
+    bench.fetch_overdue(1)
+    bench.fetched(1)
+    bench.wait(2.0)
+    again = bench.ask(1)
+    bench.installed(1)
+    assert bench.granted(again)
+
+
 def test_success_forgives_failures() -> None:
     bench = Bench()
     for _ in range(3):
@@ -186,15 +223,32 @@ def test_broken_install_frees_the_slot_and_is_remembered() -> None:
     bench.serve(2)
 
 
-def test_rejected_install_is_unfit_from_then_on() -> None:
+def test_rejected_install_is_unfit_for_a_while_and_longer_each_time() -> None:
+    bench = Bench(negative_max_s=60.0)
+    for pause in (30.0, 60.0, 60.0):
+        ask = bench.ask(1)
+        if digest(1) in bench.fetches:
+            bench.fetched(1)
+        bench.rejected(1)
+        assert bench.refused(ask).outcome is Outcome.UNFIT
+        bench.wait(pause - 1.0)
+        again = bench.refused(bench.ask(1))
+        assert (again.outcome, again.message) == (Outcome.UNFIT, "wrong shape")
+        bench.wait(2.0)
+    assert bench.serving() == set()
+
+
+def test_what_an_engine_wrongly_called_unfit_serves_in_the_end() -> None:
     bench = Bench()
     ask = bench.ask(1)
     bench.fetched(1)
     bench.rejected(1)
     assert bench.refused(ask).outcome is Outcome.UNFIT
-    bench.wait(1000.0, step=100.0)
-    assert bench.refused(bench.ask(1)).outcome is Outcome.UNFIT
-    assert bench.serving() == set()
+    bench.wait(31.0)
+    ask = bench.ask(1)
+    bench.installed(1)
+    assert bench.granted(ask)
+    assert bench.serving() == {name(1)}
 
 
 def test_rejected_by_one_engine_goes_to_another_of_other_limits() -> None:

@@ -21,6 +21,7 @@ from sidecar.events import (
     EngineUp,
     FetchDone,
     FetchFailed,
+    FetchOverdue,
     GatewayHeard,
     InstallBroke,
     InstallDone,
@@ -173,6 +174,7 @@ class Node(RuleBasedStateMachine):
     def request(self, gateway: str, lease: int, number: int | None, wait: float, rank: int) -> None:
         request = Acquire(
             gateway=gateway,
+            instance=self.life_of(gateway),
             lease=lease,
             base=BASE,
             tenant="t",
@@ -191,11 +193,14 @@ class Node(RuleBasedStateMachine):
     def release(self, data: st.DataObject, gateway: str) -> None:
         lease = data.draw(st.integers(1, self.asks))
         self.held.pop((gateway, lease), None)
-        self.send(Released(gateway=gateway, leases=(lease,)))
+        self.send(Released(gateway=gateway, instance=self.life_of(gateway), leases=(lease,)))
 
     @rule(gateway=st.sampled_from(GATEWAYS))
     def sign_of_life(self, gateway: str) -> None:
-        self.send(GatewayHeard(gateway=gateway, instance=f"life {self.lives[gateway]}"))
+        self.send(GatewayHeard(gateway=gateway, instance=self.life_of(gateway)))
+
+    def life_of(self, gateway: str) -> str:
+        return f"life {self.lives[gateway]}"
 
     @rule(gateway=st.sampled_from(GATEWAYS))
     def gateway_restarts(self, gateway: str) -> None:
@@ -229,6 +234,12 @@ class Node(RuleBasedStateMachine):
             digest=fetch.digest, generation=generation, outcome=Outcome.ARTIFACT_UNAVAILABLE, message="m"
         )
         self.send(failed)
+
+    @precondition(lambda self: self.fetches)
+    @rule(data=st.data())
+    def fetch_hangs(self, data: st.DataObject) -> None:
+        fetch = self.fetches[data.draw(st.sampled_from(sorted(self.fetches)))]
+        self.send(FetchOverdue(digest=fetch.digest, generation=fetch.extent.generation, message="m"))
 
     @precondition(lambda self: any(model.call for model in self.engines.values()))
     @rule(data=st.data(), ending=st.sampled_from(ENDINGS), happened=st.booleans())

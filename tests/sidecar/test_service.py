@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +52,7 @@ async def test_thousand_concurrent_first_asks_are_one_fetch_and_one_install(
         assert report.engines[0].outstanding == 1000
         assert engine.installs == [adapter_name("acme", digest)]
         leases = tuple(answer.lease for answer in answers if isinstance(answer, Granted))
-        gateway.wire.send(Release(gateway="g1", leases=leases))
+        gateway.wire.send(Release(gateway="g1", instance="i1", leases=leases))
         await until(lambda: sidecar.machine.state.engines["e1"].outstanding == 0)
 
 
@@ -118,6 +120,30 @@ async def test_damaged_artifact_is_refused_and_remembered_and_nothing_else_suffe
         assert engine.installs == [adapter_name("acme", good)]
 
 
+async def test_reads_that_hang_stop_no_other_cold_load(
+    sockets: Path, store: Store, engine: FakeBackend, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, good = [revision(store, number) for number in range(4)], revision(store, 9)
+    go_on, stuck = threading.Event(), {store.blobs.path(digest) for digest, _ in hanging}
+    open_file = os.open
+
+    def open_or_hang(path: Path, *rest: int) -> int:
+        if path in stuck:
+            go_on.wait(60.0)
+        return open_file(path, *rest)
+
+    async with running(config(sockets, store, load_timeout_s=0.2), engine) as sidecar:
+        monkeypatch.setattr(os, "open", open_or_hang)
+        try:
+            for answer in await asyncio.gather(*(gateway.ask(digest, size) for digest, size in hanging)):
+                assert isinstance(answer, Refused)
+                assert answer.outcome is Outcome.DEADLINE
+            assert isinstance(await gateway.ask(*good), Granted)
+        finally:
+            go_on.set()
+        await until(lambda: list(sidecar.machine.state.cache) == [good[0]])
+
+
 async def test_feed_tells_how_a_revision_came_and_went(sockets: Path, store: Store, gateway: Gateway) -> None:
     engine = FakeBackend(slots=1)
     (first, size), (second, _) = revision(store, 1), revision(store, 2)
@@ -129,7 +155,7 @@ async def test_feed_tells_how_a_revision_came_and_went(sockets: Path, store: Sto
         engine.gate.set()
         granted = await asking
         await until(lambda: gateway.residencies(first)[-1:] == [Residency.SERVING])
-        gateway.wire.send(Release(gateway="g1", leases=(granted.lease,)))  # type: ignore[union-attr]
+        gateway.wire.send(Release(gateway="g1", instance="i1", leases=(granted.lease,)))  # type: ignore[union-attr]
         await gateway.ask(second, size)
         await until(lambda: gateway.residencies(second)[-1:] == [Residency.SERVING])
         assert gateway.residencies(first)[-1:] == [Residency.RESIDENT]
@@ -160,7 +186,7 @@ async def test_dead_engine_is_noticed_restarted_and_filled_again(
         granted = await gateway.ask(digest, size)
         assert isinstance(granted, Granted)
         engine.die()
-        gateway.wire.send(Release(gateway="g1", leases=(granted.lease,), failed_engine="e1"))
+        gateway.wire.send(Release(gateway="g1", instance="i1", leases=(granted.lease,), failed_engine="e1"))
         await until(lambda: engine.starts == 2 and adapter_name("acme", digest) in engine.adapters)
         answer = await gateway.ask(digest, size)
         assert isinstance(answer, Granted)
@@ -175,7 +201,7 @@ async def test_failed_engine_is_looked_at_at_once(
     async with running(config(sockets, store), engine) as sidecar:
         await gateway.connect()
         engine.die()
-        gateway.wire.send(Release(gateway="g1", leases=(), failed_engine="e1"))
+        gateway.wire.send(Release(gateway="g1", instance="i1", leases=(), failed_engine="e1"))
         await until(lambda: not sidecar.machine.state.engines["e1"].ready)
 
 
@@ -219,10 +245,22 @@ async def test_restarted_gateway_frees_what_it_held(
     digest, size = revision(store, 1)
     async with running(config(sockets, store), engine) as sidecar:
         await gateway.connect()
-        gateway.wire.send(GatewayAlive(gateway="g1", instance="a"))
         await gateway.ask(digest, size)
-        gateway.wire.send(GatewayAlive(gateway="g1", instance="b"))
+        gateway.wire.send(GatewayAlive(gateway="g1", instance="i2"))
         await until(lambda: sidecar.machine.state.engines["e1"].outstanding == 0)
+
+
+async def test_restarted_gateways_first_lease_stands_though_it_comes_before_its_sign_of_life(
+    sockets: Path, store: Store, engine: FakeBackend, gateway: Gateway
+) -> None:
+    digest, size = revision(store, 1)
+    async with running(config(sockets, store), engine) as sidecar:
+        await gateway.ask(digest, size)
+        gateway.instance = "i2"
+        assert isinstance(await gateway.ask(digest, size), Granted)
+        gateway.wire.send(GatewayAlive(gateway="g1", instance="i2"))
+        await gateway.connect()
+        assert sidecar.machine.state.engines["e1"].outstanding == 1
 
 
 async def test_second_sidecar_of_a_node_leaves_the_first_ones_arena_alone(

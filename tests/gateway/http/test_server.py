@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.http import Exchange, HttpLimits, UpstreamLimits, serve
+from gateway.http import Exchange, HttpLimits, UpstreamLimits, connections_within, serve
 from tests.gateway.http.conftest import Connect, FrontFactory, control_app, echo
 from tests.gateway.http.raw import chat, get
 
@@ -107,3 +107,11 @@ def test_limits_must_be_positive() -> None:
         HttpLimits(max_headers=0)
     with pytest.raises(ValueError, match="idle_s"):
         UpstreamLimits(idle_s=-1)
+
+
+@pytest.mark.parametrize("files", [1, 128, 1024, 1 << 20])
+def test_clients_are_bounded_by_what_files_there_are(files: int) -> None:
+    clients = connections_within(files)
+    assert clients >= 1
+    # one to the client and one to the engine, and some are left for the gateway itself
+    assert 2 * clients < files or clients == 1

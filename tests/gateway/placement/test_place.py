@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.nodes import NodeTable
 from gateway.placement import Demand, Placer
 from gateway.placement.rendezvous import Rendezvous
-from wire.node import NodeReport, Residency
+from wire.node import Health, NodeReport, Residency
 from wire.outcomes import BaseNotDeployed, NoHealthyNode, RoostError, Unfit
 
 from ..fleet_states import base_demand, demand, digest_of, engine, report, table
@@ -65,7 +65,7 @@ def test_gateways_that_see_the_same_reports_choose_the_same_node(fleet: list[Nod
         ([report("a", engine(fingerprint="0" * 64))], demand(), BaseNotDeployed, "fingerprint"),
         ([report("a")], demand(rank=32), Unfit, "rank 32"),
         ([report("a", engine(targets=("q", "v")))], demand(targets=("q", "gate")), Unfit, "gate"),
-        ([report("a", engine(health="starting"))], demand(), NoHealthyNode, "healthy"),
+        ([report("a", engine(health=Health.STARTING))], demand(), NoHealthyNode, "healthy"),
         ([report("a", draining=True)], demand(), NoHealthyNode, "draining"),
         ([], demand(), NoHealthyNode, "reported"),
     ],
