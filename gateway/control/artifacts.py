@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from aiohttp import web
 
 from catalog.artifacts import ArtifactStore, ArtifactWriter
 from catalog.blobs import Stored, check_digest
-from catalog.names import check_base
+from catalog.names import STABLE, check_base
 from catalog.view import CatalogView
 from packer.revision import RevisionFile, check_fit
 from packer.shape import BaseShape
@@ -20,9 +21,9 @@ from wire.outcomes import ArtifactUnavailable, InvalidRequest, NotFound, Retired
 from wire.registrar import PublishRevision
 
 from .described import Description, described
-from .documents import CommittedDocument, StoredDocument
-from .requests import POLICY, answer, commit, publisher_of, read_body, require
-from .services import services
+from .documents import PublishedDocument, StoredDocument
+from .requests import POLICY, answer, committed, publisher_of, read_body, require
+from .services import Services, services
 from .threads import in_thread
 
 routes = web.RouteTableDef()
@@ -68,7 +69,7 @@ async def put_artifact(request: web.Request) -> web.Response:
 
 
 @routes.post(POLICY + "/revisions")
-@described(Description(CommittedDocument, body=NewRevision, scope=Scope.PUBLISH))
+@described(Description(PublishedDocument, body=NewRevision, scope=Scope.PUBLISH))
 async def publish(request: web.Request) -> web.Response:
     """Check the uploaded file against the policy's base, and have the registrar name it."""
     policy, asker = publisher_of(request)
@@ -88,7 +89,23 @@ async def publish(request: web.Request) -> web.Response:
         create_over=new.create_over,
         expected_version=new.expected_version,
     )
-    return await commit(request, command)
+    told = PublishedDocument.of(await committed(request, command))
+    warnings = tuple(_warnings(shared, told.policy, told.revision, facts))
+    return answer(msgspec.structs.replace(told, warnings=warnings))
+
+
+def _warnings(shared: Services, policy: str, revision: int, facts: ArtifactFacts) -> Iterator[str]:
+    """What is in order and may still surprise: no engine takes the rank, or requests go on to another revision."""
+    record = shared.view.policy(policy)
+    if record is None:
+        return
+    running = [d for node in shared.nodes for d in node.deployments() if d.base == record.base]
+    largest = max((deployment.max_rank for deployment in running), default=0)
+    if 0 < largest < facts.rank:
+        yield f"its rank is {facts.rank}, and no engine of {record.base} takes more than {largest}: requests get 409"
+    if (stable := record.channels[STABLE]) and all(arm.revision != revision for arm in stable):
+        pinned = ", ".join(str(arm.revision) for arm in stable)
+        yield f"{policy}:{STABLE} stays at {pinned}, so that is what {policy} answers with"
 
 
 def examine_stored(store: ArtifactStore, digest: str, config: bytes) -> ArtifactFacts:

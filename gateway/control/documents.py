@@ -38,6 +38,12 @@ class CommittedDocument(Document, frozen=True):
         return cls.of(committed)
 
 
+class PublishedDocument(CommittedDocument, frozen=True):
+    """``warnings`` say why the revision, which is named from now on, may not be what requests get."""
+
+    warnings: tuple[str, ...] = ()
+
+
 class PolicyDocument(Document, frozen=True):
     """A policy. A channel with an empty target follows ``latest``; ``former`` names forward to the policy."""
 

@@ -100,14 +100,19 @@ def answer(document: Any, status: int = 200) -> web.Response:
 
 
 async def commit(request: web.Request, command: WriteCommand) -> web.Response:
-    """Have the registrar run ``command``, and tell what it committed. Raises what it refuses with.
+    """Have the registrar run ``command``, and tell what it committed. Raises what it refuses with."""
+    return answer(await committed(request, command))
+
+
+async def committed(request: web.Request, command: WriteCommand) -> CommittedDocument:
+    """What the registrar committed for ``command``. Raises what it refuses with.
 
     Under an ``Idempotency-Key``, which is the asker's own, a request that is sent again, to whatever gateway, has its
     effect once: where the journal lies in PostgreSQL.
     """
     if key := request.headers.get("Idempotency-Key"):
         command = msgspec.structs.replace(command, command_id=f"{command.actor or 'anonymous'}.{key}")
-    return answer(CommittedDocument.told(await services(request).registrar.run(command)))
+    return CommittedDocument.told(await services(request).registrar.run(command))
 
 
 def policy_name(request: web.Request) -> str:

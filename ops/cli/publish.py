@@ -82,6 +82,8 @@ def publish(
         f"{done} ", (f"{policy}@{answer['revision']}", "bold"),
         f"  rank {facts.rank}, {facts.tensors} tensors, {size_of(facts.size)}, digest {facts.digest[:12]}",
     )  # fmt: skip
+    for warning in answer.get("warnings", ()):
+        tell(("Note: ", "yellow"), warning)
 
 
 def collect(

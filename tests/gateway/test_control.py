@@ -267,6 +267,19 @@ async def test_a_revision_goes_from_its_bytes_to_an_answer(tmp_path: Path) -> No
         assert shown["revisions"][0]["provenance"] == {"source": "test", "step": 3}
 
 
+async def test_a_publish_says_what_requests_will_not_get(tmp_path: Path) -> None:
+    async with Mesh(tmp_path) as mesh:
+        contents = [revision_bytes(1), revision_bytes(2), revision_bytes(3)]
+        assert (await publish(mesh, "acme/bot", contents[0])).json["warnings"] == []
+        assert (await publish(mesh, "acme/bot", contents[1])).json["warnings"] == []
+        await mesh.ask("POST", f"{ADMIN}/policies/acme/bot/rollback", json={"to": 1})
+        (warning,) = (await publish(mesh, "acme/bot", contents[2])).json["warnings"]
+        assert "acme/bot:stable stays at 1" in warning
+        wide = revision_bytes(4, rank=mesh.sidecar.max_rank + 1)
+        (warning,) = (await publish(mesh, "acme/wide", wide)).json["warnings"]
+        assert f"more than {mesh.sidecar.max_rank}" in warning
+
+
 @pytest.mark.parametrize(
     ("content", "status", "reason"),
     [

@@ -108,8 +108,7 @@ async def test_answers_are_what_is_told(
 ) -> None:
     async with Mesh(tmp_path) as mesh:
         mesh.publish("acme/bot")
-        mesh.key("acme")
-        told = await mesh.ask(method, f"/roost/v1/{path}", json=body)
+        told = await mesh.ask(method, f"/roost/v1/{path}", json=body, headers=mesh.key("*"))
         match = re.compile(r"\{\w+\}")
         handler = next(
             route.handler
