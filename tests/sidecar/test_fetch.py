@@ -137,7 +137,7 @@ class TestObjectStore:
 
     async def test_bytes_arrive_and_are_sealed(self, bucket: ObjectStore, arena: Arena, fetcher: Fetcher) -> None:
         extent = Extent(HEADER_BYTES, len(self.LARGE), 1)
-        await fetcher.fetch(self.put(bucket, self.LARGE), extent)
+        await fetcher.fetch(self.put(bucket, self.LARGE), extent, never)
         with arena.read(extent) as view:
             assert bytes(view) == self.LARGE
 
@@ -145,7 +145,7 @@ class TestObjectStore:
         self, bucket: ObjectStore, arena: Arena, fetcher: Fetcher
     ) -> None:
         with pytest.raises(ArtifactUnavailable, match="has 10000 bytes in the store, not 9999"):
-            await fetcher.fetch(self.put(bucket, DATA), Extent(HEADER_BYTES, len(DATA) - 1, 1))
+            await fetcher.fetch(self.put(bucket, DATA), Extent(HEADER_BYTES, len(DATA) - 1, 1), never)
         assert arena.path.stat().st_blocks == 0
 
     async def test_corrupt_bytes_are_never_sealed(
@@ -155,10 +155,10 @@ class TestObjectStore:
         extent = Extent(HEADER_BYTES, len(self.LARGE), 1)
         proxy.inject(corrupt(), method="GET", times=1)
         with pytest.raises(ArtifactUnavailable, match="corrupt"):
-            await fetcher.fetch(digest, extent)
+            await fetcher.fetch(digest, extent, never)
         with pytest.raises(ArtifactUnavailable):
             arena.read(extent)
-        await fetcher.fetch(digest, extent)
+        await fetcher.fetch(digest, extent, never)
         with arena.read(extent) as view:
             assert bytes(view) == self.LARGE
 
@@ -169,20 +169,22 @@ class TestObjectStore:
         digest = self.put(bucket, DATA)
         proxy.inject(delay(8.0), method="GET")
         started = time.monotonic()
-        fetch = asyncio.create_task(fetcher.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1)))
+        told: list[str] = []
+        fetch = asyncio.create_task(fetcher.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1), told.append))
         if cancelled:
             await asyncio.sleep(0.3)
             fetch.cancel()
         with pytest.raises(asyncio.CancelledError if cancelled else DeadlinePassed):
             await fetch
         assert time.monotonic() - started < 4.0
+        assert len(told) == (not cancelled)
 
     async def test_what_the_store_says_is_passed_on(
         self, bucket: ObjectStore, fetcher: Fetcher, proxy: FaultyProxy
     ) -> None:
         extent = Extent(HEADER_BYTES, len(DATA), 1)
         with pytest.raises(ArtifactUnavailable, match="no such object"):
-            await fetcher.fetch("0" * 64, extent)
+            await fetcher.fetch("0" * 64, extent, never)
         proxy.inject(answer(403, "AccessDenied"))
         with pytest.raises(ArtifactUnavailable, match="refuses our credentials"):
-            await fetcher.fetch("0" * 64, extent)
+            await fetcher.fetch("0" * 64, extent, never)
