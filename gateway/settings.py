@@ -19,6 +19,8 @@ class NodeAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sizes in bytes, times in seconds. ``anonymous`` lets requests without a key in (loopback only).
 
+    ``max_choices`` (``n`` times the prompts), ``max_generated_tokens`` (of all choices together) and ``max_logprobs``
+    bound what one request may ask of an engine.
     ``access_log`` writes a JSON line a request to standard output.
     """
 
@@ -38,4 +40,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     head_timeout_s: float = 15.0
     max_connections: int = 16384
     access_log: bool = True
+    max_choices: int = 128
+    max_generated_tokens: int = 1 << 18
+    max_logprobs: int = 20
     curve: CurveSettings | None = None
