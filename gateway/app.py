@@ -113,7 +113,8 @@ class Gateway:
                 authenticator=authenticator,
                 collector=GatewayCollector(self.metrics, self.nodes, self._dropped),
                 max_artifact_bytes=settings.max_artifact_bytes,
-            )
+            ),
+            data_paths=ROUTES,
         )
         limits = HttpLimits(
             max_body_bytes=settings.max_body_bytes,

@@ -37,7 +37,6 @@ DATA_ROUTES = frozenset(("POST", path) for path in ROUTES)
 _MAX_ERROR_BYTES = 1 << 20
 _JSON = (b"content-type", b"application/json")
 _OUTCOME_OK = (b"x-roost-outcome", Outcome.OK.value.encode())
-_REFUSED_OUTCOME = {413: Outcome.TOO_LARGE}
 
 Header = tuple[bytes, bytes]
 
@@ -209,7 +208,7 @@ class DataPlane:
             return await self._relay(exchange, trace, response, headers, answer)
         except RequestRefused as refused:
             trace.status = refused.status
-            trace.outcome = _REFUSED_OUTCOME.get(refused.status, Outcome.INVALID_REQUEST)
+            trace.outcome = refused.outcome
             outcome = (b"x-roost-outcome", trace.outcome.value.encode())
             exchange.respond(refused.status, [*headers, _JSON, outcome], refused.body)
             return False
