@@ -130,5 +130,9 @@ class EngineBackend(Protocol):
     def address(self) -> tuple[str, int]:
         """(host, port) of the engine's HTTP server."""
 
+    @property
+    def pid(self) -> int | None:
+        """The engine's process, where it is one of this host that we started."""
+
     def token(self) -> str:
         """The bearer token that each request must carry; empty where the engine wants none. Never to be logged."""
