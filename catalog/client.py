@@ -14,11 +14,16 @@ from wire.registrar import (
     JournalSlice,
     ReadJournal,
     Refusal,
+    Rollback,
 )
 from wire.sockets import Requester
 
 from .checks import WriteCommand
 from .settings import CurveSettings
+
+
+class OutcomeUnknown(JournalUnavailable):
+    """The command was sent and its answer never came: it may have had its effect or not."""
 
 
 class RegistrarClient:
@@ -33,6 +38,7 @@ class RegistrarClient:
             curve=curve,
             server_public=server_public,
             gone=JournalUnavailable,
+            lost=OutcomeUnknown,
         )
 
     @overload
@@ -47,15 +53,14 @@ class RegistrarClient:
     async def run(self, command: AnyCommand, *, timeout_s: float = 10.0) -> Committed | Collected | JournalSlice:
         """The answer, once its effect is durable. Raises the RoostError that the registrar refused it with.
 
-        Raises JournalUnavailable where nobody answers: the command may then have had its effect or not. All but a
+        Raises JournalUnavailable where nobody answers, and OutcomeUnknown where the command was sent. All but a
         relative rollback may be asked again as they are; that one needs ``expected_version``.
         """
         try:
             answer = await self._requester.request(command, timeout_s=timeout_s)
-        except DeadlinePassed as error:
-            raise JournalUnavailable(
-                f"the registrar did not answer within {timeout_s:g} s: the command may have had its effect or not",
-                retry_after_s=1.0,
+        except (DeadlinePassed, OutcomeUnknown) as error:
+            raise OutcomeUnknown(
+                f"{error.message}: the command may have had its effect or not; {_advice(command)}", retry_after_s=1.0
             ) from error
         if isinstance(answer, Refusal):
             raise error_for(answer.outcome, answer.message, field=answer.field, retry_after_s=answer.retry_after_s)
@@ -63,3 +68,9 @@ class RegistrarClient:
 
     def close(self) -> None:
         self._requester.close()
+
+
+def _advice(command: AnyCommand) -> str:
+    if isinstance(command, Rollback) and not command.to and command.expected_version is None:
+        return "look where the channel points before repeating it"
+    return "repeating it is safe"
