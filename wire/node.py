@@ -115,8 +115,8 @@ class Prefetch(NodeMessage, frozen=True, kw_only=True):
 class EngineReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """One engine of a node. ``serving`` lists the adapters in its slots; ``outstanding`` counts leases.
 
-    ``pid`` is its process, where the node started it, and ``since`` when its health last changed (Unix seconds), 0 where
-    not known. ``restarts`` counts its lives after the first that this sidecar saw.
+    ``pid`` is its process, where the node started it; ``since`` is when its health last changed, in Unix seconds. 0 is
+    what is not known. ``restarts`` counts its lives after the first that this sidecar saw.
     """
 
     engine: str
