@@ -100,7 +100,7 @@ class EngineBackend(Protocol):
     """A driver for one engine. Every call is bounded in time; errors are RoostErrors."""
 
     settings: EngineSettings
-    # why the engine is DEAD, in a line or more for a person; empty otherwise
+    # why the engine is DEAD, in a line or more for a person, or what keeps a READY one from answering; empty otherwise
     detail: str
 
     async def start(self) -> None:
@@ -129,6 +129,10 @@ class EngineBackend(Protocol):
 
     def address(self) -> tuple[str, int]:
         """(host, port) of the engine's HTTP server."""
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process, where it is one of this host that we started."""
 
     def token(self) -> str:
         """The bearer token that each request must carry; empty where the engine wants none. Never to be logged."""

@@ -82,6 +82,10 @@ class EngineProcess:
             self._child.poll()  # reap, where we are the parent
         return self.record is not None and is_alive(self.record)
 
+    def cpu_s(self) -> float:
+        """The CPU time in seconds that the engine and what it started have used; 0 where there is none."""
+        return sum(member.cpu_s for member in session_members(self.record.pid)) if self.record is not None else 0.0
+
     def adopt(self, command: Command) -> bool:
         """Whether an engine that was started by the same command is running already: it is ours from now on."""
         return self.alive and self.record is not None and self.record.command == command.digest()

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
 
 _PROC = Path("/proc")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessStat(msgspec.Struct, frozen=True):
-    """One line of ``/proc/PID/stat``. ``started`` is in clock ticks since boot: with ``pid`` it names one process."""
+    """One line of ``/proc/PID/stat``. ``started`` is in clock ticks since boot: with ``pid`` it names one process.
+
+    ``cpu_s`` is the CPU time that all of its threads have used, in seconds.
+    """
 
     pid: int
     state: str
     session: int
     started: int
+    cpu_s: float = 0.0
 
     @property
     def alive(self) -> bool:
@@ -31,7 +37,8 @@ def read_stat(pid: int) -> ProcessStat | None:
         return None
     # the command name is in parentheses and may itself hold spaces and parentheses
     fields = line.rpartition(")")[2].split()
-    return ProcessStat(pid=pid, state=fields[0], session=int(fields[3]), started=int(fields[19]))
+    cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return ProcessStat(pid=pid, state=fields[0], session=int(fields[3]), started=int(fields[19]), cpu_s=cpu_s)
 
 
 def boot_id() -> str:

@@ -18,11 +18,16 @@ from wire.registrar import (
     ReadJournal,
     Refusal,
     ReportInUse,
+    Rollback,
 )
 from wire.sockets import Requester
 
 from .checks import WriteCommand
 from .settings import CurveSettings
+
+
+class OutcomeUnknown(JournalUnavailable):
+    """The command was sent and its answer never came: it may have had its effect or not."""
 
 
 class RegistrarClient:
@@ -37,6 +42,7 @@ class RegistrarClient:
             curve=curve,
             server_public=server_public,
             gone=JournalUnavailable,
+            lost=OutcomeUnknown,
         )
 
     @overload
@@ -59,16 +65,15 @@ class RegistrarClient:
     ) -> Committed | Collected | JournalSlice | Reached | Noted:
         """The answer, once its effect is durable. Raises the RoostError that the registrar refused it with.
 
-        Raises JournalUnavailable where nobody answers: the command may then have had its effect or not. All but a
+        Raises JournalUnavailable where nobody answers, and OutcomeUnknown where the command was sent. All but a
         relative rollback may be asked again as they are; that one needs ``expected_version``, or, with the journal in
         PostgreSQL, a ``command_id`` of its own.
         """
         try:
             answer = await self._requester.request(command, timeout_s=timeout_s)
-        except DeadlinePassed as error:
-            raise JournalUnavailable(
-                f"the registrar did not answer within {timeout_s:g} s: the command may have had its effect or not",
-                retry_after_s=1.0,
+        except (DeadlinePassed, OutcomeUnknown) as error:
+            raise OutcomeUnknown(
+                f"{error.message}: the command may have had its effect or not; {_advice(command)}", retry_after_s=1.0
             ) from error
         if isinstance(answer, Refusal):
             raise error_for(answer.outcome, answer.message, field=answer.field, retry_after_s=answer.retry_after_s)
@@ -76,3 +81,9 @@ class RegistrarClient:
 
     def close(self) -> None:
         self._requester.close()
+
+
+def _advice(command: AnyCommand) -> str:
+    if isinstance(command, Rollback) and not command.to and command.expected_version is None:
+        return "look where the channel points before repeating it"
+    return "repeating it is safe"

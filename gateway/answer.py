@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from wire.outcomes import EngineFailed
+from wire.outcomes import EngineFailed, Outcome
 
 from .echo import ModelEcho
+from .http import error_body
 
 _EVENT = b"data: "
 _ERROR_EVENT = b'data: {"error"'
@@ -17,6 +18,7 @@ class EngineError(msgspec.Struct):
     """The body of an engine's error, as far as we look at it."""
 
     message: str = ""
+    param: object = None
     code: int | str | None = None
 
 
@@ -25,12 +27,13 @@ class _ErrorBody(msgspec.Struct):
 
 
 class RequestRefused(Exception):
-    """The engine finds the request itself at fault. ``status`` is its HTTP status, ``body`` its JSON answer."""
+    """The engine finds the request itself at fault. ``status`` is its HTTP status, ``body`` what the client is told."""
 
-    def __init__(self, status: int, body: bytes) -> None:
+    def __init__(self, status: int, document: bytes) -> None:
         super().__init__(status)
         self.status = status
-        self.body = body
+        self.outcome = Outcome.TOO_LARGE if status == 413 else Outcome.INVALID_REQUEST
+        self.body = in_our_form(document, self.outcome)
 
 
 class AnswerFilter:
@@ -57,7 +60,7 @@ class AnswerFilter:
             if not self._begun and piece.startswith(_ERROR_EVENT):
                 raise self._error_of(piece)
             self.engine_error = True
-            piece = rename(piece, self._adapter, self._shown)
+            piece = _told_in_our_form(rename(piece, self._adapter, self._shown))
         if piece:
             self._begun = True
             self._mid_event = not piece.endswith(_END_OF_EVENT)
@@ -76,6 +79,26 @@ class AnswerFilter:
         if code is not None and is_clients_fault(code):
             return RequestRefused(code, rename(document, self._adapter, self._shown))
         return EngineFailed("the engine failed before its first token")
+
+
+def in_our_form(document: bytes, outcome: Outcome) -> bytes:
+    """An engine's error as errors of the gateway look, its message and its field kept."""
+    try:
+        error = msgspec.json.decode(document, type=_ErrorBody).error
+    except msgspec.DecodeError:
+        return error_body(outcome, "the engine refused the request without saying why")
+    return error_body(outcome, error.message, error.param if isinstance(error.param, str) else None)
+
+
+def _told_in_our_form(piece: bytes) -> bytes:
+    """``piece`` with the error event in it rewritten, where the whole of that is in it."""
+    before, marker, rest = piece.partition(_ERROR_EVENT)
+    document, end, after = (marker.removeprefix(_EVENT) + rest).partition(_END_OF_EVENT)
+    if not end:
+        return piece
+    code = error_code(document)
+    outcome = Outcome.INVALID_REQUEST if code is not None and is_clients_fault(code) else Outcome.ENGINE_FAILED
+    return b"".join((before, _EVENT, in_our_form(document, outcome), end, after))
 
 
 def error_code(body: bytes) -> int | None:

@@ -15,6 +15,7 @@ from catalog.client import RegistrarClient
 
 from .accesslog import AccessLog, write_to
 from .auth import Authenticator, check_exposure
+from .bounds import GenerationBounds
 from .catalog_source import CatalogSource
 from .control import Services, make_control
 from .dataplane import DATA_ROUTES, ROUTES, DataPlane, Timeouts
@@ -103,6 +104,7 @@ class Gateway:
             metrics=self.metrics,
             access_log=self._access_log,
             timeouts=Timeouts(settings.request_timeout_s, settings.acquire_timeout_s),
+            bounds=GenerationBounds(settings.max_choices, settings.max_generated_tokens, settings.max_logprobs),
         )
         control = make_control(
             Services(
@@ -114,7 +116,8 @@ class Gateway:
                 authenticator=authenticator,
                 collector=GatewayCollector(self.metrics, self.nodes, self._dropped),
                 max_artifact_bytes=settings.max_artifact_bytes,
-            )
+            ),
+            data_paths=ROUTES,
         )
         limits = HttpLimits(
             max_body_bytes=settings.max_body_bytes,

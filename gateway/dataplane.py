@@ -19,6 +19,7 @@ from .accesslog import AccessLog
 from .answer import AnswerFilter, RequestRefused, error_code, is_clients_fault, rename
 from .auth import Authenticator, Caller
 from .body import Body, parse_body
+from .bounds import GenerationBounds
 from .catalog_source import CatalogSource
 from .http import Exchange, UpstreamPool, UpstreamResponse, error_answer
 from .leases import Lease, LeaseDesk, TryElsewhere
@@ -37,7 +38,6 @@ DATA_ROUTES = frozenset(("POST", path) for path in ROUTES)
 _MAX_ERROR_BYTES = 1 << 20
 _JSON = (b"content-type", b"application/json")
 _OUTCOME_OK = (b"x-roost-outcome", Outcome.OK.value.encode())
-_REFUSED_OUTCOME = {413: Outcome.TOO_LARGE}
 
 Header = tuple[bytes, bytes]
 
@@ -71,6 +71,7 @@ class DataPlane:
         metrics: Metrics,
         access_log: AccessLog | None,
         timeouts: Timeouts,
+        bounds: GenerationBounds,
     ) -> None:
         self._catalog = catalog
         self._authenticator = authenticator
@@ -80,6 +81,7 @@ class DataPlane:
         self._metrics = metrics
         self._access_log = access_log
         self._timeouts = timeouts
+        self._bounds = bounds
         self._loop = asyncio.get_running_loop()
 
     async def handle(self, exchange: Exchange) -> None:
@@ -118,6 +120,7 @@ class DataPlane:
         caller.require(Scope.INVOKE)
         seconds = parse_timeout(headers.get(b"x-request-timeout"), self._timeouts.request_s)
         body = parse_body(exchange.body)
+        self._bounds.check(body.fields)
         target = resolve(view, caller, body.model, selector=selector(headers, body.fields, trace.request_id))
         trace.model = target.shown
         return Job(body, target, exchange.received_at + seconds)
@@ -206,7 +209,7 @@ class DataPlane:
             return await self._relay(exchange, trace, response, headers, answer)
         except RequestRefused as refused:
             trace.status = refused.status
-            trace.outcome = _REFUSED_OUTCOME.get(refused.status, Outcome.INVALID_REQUEST)
+            trace.outcome = refused.outcome
             outcome = (b"x-roost-outcome", trace.outcome.value.encode())
             exchange.respond(refused.status, [*headers, _JSON, outcome], refused.body)
             return False

@@ -20,8 +20,9 @@ class NodeAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sizes in bytes, times in seconds. ``anonymous`` lets requests without a key in (loopback only).
 
-    ``store_dir`` holds the artifacts unless ``store`` says where. ``access_log`` writes a JSON line a request
-    to standard output.
+    ``store_dir`` holds the artifacts unless ``store`` says where. ``max_choices`` (``n`` times the prompts),
+    ``max_generated_tokens`` (of all choices together) and ``max_logprobs`` bound what one request may ask of an engine.
+    ``access_log`` writes a JSON line a request to standard output.
     """
 
     name: str
@@ -41,4 +42,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_connections: int = 16384
     access_log: bool = True
     store: StoreLocation = OWN_FOLDER
+    max_choices: int = 128
+    max_generated_tokens: int = 1 << 18
+    max_logprobs: int = 20
     curve: CurveSettings | None = None

@@ -46,7 +46,10 @@ class RegistrarConfig(Section, frozen=True):
 
 
 class GatewayConfig(Section, frozen=True):
-    """The front door. ``anonymous`` lets requests without a key in, on a loopback address only."""
+    """The front door. ``anonymous`` lets requests without a key in, on a loopback address only.
+
+    ``max_choices``, ``max_generated_tokens`` (of all choices together) and ``max_logprobs`` bound one request.
+    """
 
     name: str = "gateway"
     host: str = "127.0.0.1"
@@ -60,6 +63,9 @@ class GatewayConfig(Section, frozen=True):
     head_timeout_s: float = 15.0
     max_connections: int = 16384
     access_log: bool = True
+    max_choices: int = 128
+    max_generated_tokens: int = 1 << 18
+    max_logprobs: int = 20
 
 
 class EngineConfig(EngineSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from backends.interface import (
@@ -21,6 +22,7 @@ from .effects import ReadInstalled, StartInstall, StartRemove
 from .events import (
     AnyEvent,
     EngineDown,
+    EngineRemarked,
     EngineUp,
     InstallBroke,
     InstallDone,
@@ -67,12 +69,12 @@ class EngineKeeper:
                 began = loop.time()
                 detail = await self._live()
                 _log.warning("engine %s is down: %s", self._name, detail)
-                self._emit(EngineDown(engine=self._name, health=Health.DEAD, detail=detail))
+                self._emit(EngineDown(engine=self._name, health=Health.DEAD, detail=detail, at=time.time()))
                 await self._end_calls()
                 pause_s = _FIRST_PAUSE_S if loop.time() - began > _STEADY_S else pause_s
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-                self._emit(EngineDown(engine=self._name, health=Health.STARTING, detail=detail))
+                self._emit(EngineDown(engine=self._name, health=Health.STARTING, detail=detail, at=time.time()))
         finally:
             await self._end_calls()
             await self._backend.detach()
@@ -96,9 +98,13 @@ class EngineKeeper:
                 await self._pause()
             if health is Health.READY:
                 await self._announce()
+            remark = ""
             while health is Health.READY:
                 await self._pause()
                 health = await backend.health()
+                if health is Health.READY and backend.detail != remark:
+                    remark = backend.detail
+                    self._emit(EngineRemarked(engine=self._name, detail=remark))
         except RoostError as error:
             return error.message
         except Exception as error:
@@ -112,8 +118,18 @@ class EngineKeeper:
         names = await self._backend.installed()
         host, port = self._backend.address()
         _log.info("engine %s is ready at %s:%d with %d adapters", self._name, host, port, len(names))
-        token = self._backend.token()
-        self._emit(EngineUp(engine=self._name, limits=limits, installed=names, host=host, port=port, token=token))
+        self._emit(
+            EngineUp(
+                engine=self._name,
+                limits=limits,
+                installed=names,
+                host=host,
+                port=port,
+                token=self._backend.token(),
+                pid=self._backend.pid or 0,
+                at=time.time(),
+            )
+        )
 
     async def _pause(self) -> None:
         try:

@@ -68,7 +68,10 @@ class FetchFailed(Event, frozen=True, kw_only=True):
 
 
 class EngineUp(Event, frozen=True, kw_only=True):
-    """An engine answers, started or adopted. ``installed`` was read from it, not remembered; ``token`` lets us in."""
+    """An engine answers, started or adopted. ``installed`` was read from it, not remembered; ``token`` lets us in.
+
+    ``at`` is Unix time in seconds, for people; ``pid`` its process, or 0.
+    """
 
     engine: str
     limits: EngineLimits
@@ -76,13 +79,26 @@ class EngineUp(Event, frozen=True, kw_only=True):
     host: str
     port: int
     token: str = ""
+    pid: int = 0
+    at: float = 0.0
 
 
 class EngineDown(Event, frozen=True, kw_only=True):
-    """An engine answers no more: its slots are empty and its leases void. ``health`` is DEAD or STARTING."""
+    """An engine answers no more: its slots are empty and its leases void. ``health`` is DEAD or STARTING.
+
+    ``at`` is Unix time in seconds, for people.
+    """
 
     engine: str
     health: Health
+    detail: str
+    at: float = 0.0
+
+
+class EngineRemarked(Event, frozen=True, kw_only=True):
+    """What is to be said of an engine that is ready: that it is too busy to answer, say. Empty: nothing any more."""
+
+    engine: str
     detail: str
 
 
@@ -145,6 +161,7 @@ AnyEvent = (
     | FetchFailed
     | EngineUp
     | EngineDown
+    | EngineRemarked
     | InstallDone
     | InstallRejected
     | InstallBroke

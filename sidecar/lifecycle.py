@@ -7,7 +7,7 @@ from wire.outcomes import Outcome
 
 from .admission import Load, Stage
 from .calls import EngineCalls
-from .events import EngineDown, EngineUp
+from .events import EngineDown, EngineRemarked, EngineUp
 from .loads import Loads
 from .slots import Call, CallKind, Engine, Slot, SlotState
 from .state import NodeState
@@ -30,6 +30,7 @@ class Lifecycle:
         """Take the engine as it is: adapters that are ours by name serve, others only occupy their slots."""
         engine = self._state.engines[event.engine]
         engine.ready_with(event.limits, event.host, event.port, event.token)
+        engine.pid, engine.since = event.pid, event.at
         engine.count_foreign(event.installed)
         for name in sorted(event.installed):
             ours = split_adapter_name(name)
@@ -54,6 +55,7 @@ class Lifecycle:
         self._state.end_leases(void, now, lost=False)
         self._empty(engine)
         engine.down(event.health, event.detail)
+        engine.since = event.at
         self._state.changes.engines.add(engine.name)
         if not was_ready:
             return
@@ -63,6 +65,12 @@ class Lifecycle:
                 self._lost_its_engine(load, under_way, engine.trouble, now)
         if not any(other.ready for other in self._state.by_base[engine.base]):
             self._refuse_all(engine, now)
+
+    def engine_remarked(self, event: EngineRemarked, now: float) -> None:
+        engine = self._state.engines[event.engine]
+        if engine.ready:
+            engine.detail = event.detail
+            self._state.changes.engines.add(engine.name)
 
     def _empty(self, engine: Engine) -> None:
         for slot in engine.slots.values():

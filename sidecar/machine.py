@@ -17,6 +17,7 @@ from .events import (
     AnyEvent,
     Asked,
     EngineDown,
+    EngineRemarked,
     EngineUp,
     FetchDone,
     FetchFailed,
@@ -60,6 +61,7 @@ class Machine:
             FetchFailed: self._then_pump(self._completions.fetch_failed),
             EngineUp: self._then_pump(self._lifecycle.engine_up),
             EngineDown: self._then_pump(self._lifecycle.engine_down),
+            EngineRemarked: self._lifecycle.engine_remarked,
             Tick: self._then_pump(self._tick),
         }
         call_ended = self._then_pump(self._completions.call_ended)

@@ -60,6 +60,9 @@ def engine_report(engine: Engine) -> EngineReport:
         targets=limits.targets if limits else (),
         serving=tuple(name for name in engine.slots if engine.serving(name)),
         outstanding=engine.outstanding,
+        pid=engine.pid,
+        since=engine.since,
+        restarts=engine.restarts,
     )
 
 

@@ -68,6 +68,10 @@ class Engine:
         self.base = settings.base
         self.health = Health.STARTING
         self.detail = ""
+        # for people: its process, when its health last changed (Unix seconds), how many lives it had before this one
+        self.pid = 0
+        self.since = 0.0
+        self.restarts = 0
         self.limits: EngineLimits | None = None
         self.host = ""
         self.port = 0
@@ -103,8 +107,10 @@ class Engine:
 
     def down(self, health: Health, detail: str) -> None:
         """Nothing is in it any more; what served is remembered for its return."""
+        self.restarts += health is Health.STARTING
         self.health = health
         self.detail = detail
+        self.pid = 0
         self.limits = None
         if self.slots:
             served = [slot for slot in self.slots.values() if slot.state is SlotState.SERVING]

@@ -113,7 +113,11 @@ class Prefetch(NodeMessage, frozen=True, kw_only=True):
 
 
 class EngineReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One engine of a node. ``serving`` lists the adapters in its slots; ``outstanding`` counts leases."""
+    """One engine of a node. ``serving`` lists the adapters in its slots; ``outstanding`` counts leases.
+
+    ``pid`` is its process, where the node started it; ``since`` is when its health last changed, in Unix seconds. 0 is
+    what is not known. ``restarts`` counts its lives after the first that this sidecar saw.
+    """
 
     engine: str
     backend: str
@@ -126,6 +130,9 @@ class EngineReport(msgspec.Struct, frozen=True, omit_defaults=True):
     targets: tuple[str, ...] = ()
     serving: tuple[str, ...] = ()
     outstanding: int = 0
+    pid: int = 0
+    since: float = 0.0
+    restarts: int = 0
 
 
 class NodeReport(NodeMessage, frozen=True, kw_only=True):

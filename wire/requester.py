@@ -24,7 +24,8 @@ class Requester(Generic[Ask, Answer]):
     """Asks one responder, many asks in flight at a time. Made and used on one event loop.
 
     ``asks`` and ``answers`` are unions of tagged structs. ``gone`` is the error raised where the peer is not there,
-    does not keep up or cannot answer. An absent peer is waited for until ``patience_s`` after it went (or after this
+    does not keep up or cannot answer; ``lost``, if given, where it went away with an ask that it may have acted upon.
+    An absent peer is waited for until ``patience_s`` after it went (or after this
     was made), then asks fail at once until it is back. Reconnects by itself for as long as it lives.
     ``hwm`` bounds the asks in flight and the queue towards the peer. What is dropped is counted in ``dropped``.
     ``peer`` is what errors call it: they may travel further than its address should.
@@ -41,6 +42,7 @@ class Requester(Generic[Ask, Answer]):
         server_public: str = "",
         hwm: int = 10_000,
         gone: type[RoostError] = NoHealthyNode,
+        lost: type[RoostError] | None = None,
         patience_s: float = 1.0,
         max_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
@@ -51,6 +53,7 @@ class Requester(Generic[Ask, Answer]):
         self._answers: Codec[Answer] = Codec(answers, max_bytes=max_bytes)
         self._hwm = hwm
         self._gone = gone
+        self._lost = lost or gone
         self._patience_s = patience_s
         self._loop = asyncio.get_running_loop()
         self._last_number = ONE_WAY
@@ -184,7 +187,7 @@ class Requester(Generic[Ask, Answer]):
     def _fail_all(self, message: str) -> None:
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_exception(self._gone(message))
+                answer.set_exception(self._lost(message))
 
     def _deadline_passed(self, timeout_s: float | None) -> DeadlinePassed:
         within = "in time" if timeout_s is None else f"within {timeout_s:g} s"

@@ -33,6 +33,7 @@ from wire.outcomes import ArtifactUnavailable, EngineFailed, InvalidRequest, Sto
 from .client import EngineFacts, Unanswered, Unreachable, VllmClient
 from .command import command_for, device_of
 from .folders import AdapterFolders
+from .pulse import Pulse
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ ASK_TIMEOUT_S = 10.0
 MIN_ASK_S = 0.001
 # a server that was well and says nothing for this long is taken for dead, even where its process lives
 SILENCE_S = 30.0
+# the same for one that is at work meanwhile
+BUSY_SILENCE_S = 300.0
 STOP_GRACE_S = 10.0
 # what a stock server's dense models take; it does not say
 DENSE_TARGETS = ("down", "gate", "k", "o", "q", "up", "v")
@@ -70,6 +73,7 @@ class VllmBackend:
         self._limits: EngineLimits | None = None
         self._started_at = 0.0
         self._answered_at: float | None = None
+        self._pulse: Pulse | None = None
         self._dead = False
         self.detail = ""
 
@@ -79,7 +83,7 @@ class VllmBackend:
             await self._start_process(self._process)
         await self._close_client()
         self._client = VllmClient(*self._address, self._token)
-        self._limits, self._answered_at, self._dead, self.detail = None, None, False, ""
+        self._limits, self._answered_at, self._pulse, self._dead, self.detail = None, None, None, False, ""
         self._started_at = time.monotonic()
 
     async def _start_process(self, process: EngineProcess) -> None:
@@ -95,27 +99,54 @@ class VllmBackend:
         self._token = process.record.token
 
     async def health(self) -> Health:
-        """Asks the server and looks at the process. ``detail`` then says why an engine is DEAD."""
+        """Asks the server and looks at the process. ``detail`` says why it is DEAD, or READY without a word."""
         if self._client is None:
             return Health.STARTING
-        if self._process is not None and not self._process.alive:
-            return self._died(f"its process ended; the end of its log:\n{self._process.log_tail()}")
+        if self._ended():
+            return self._died_with_its_process()
         try:
             well = await self._client.health(HEALTH_TIMEOUT_S)
         except Unreachable as error:
+            if self._ended():
+                return self._died_with_its_process()
             if self._answered_at is not None:
                 return self._died(error.message)
             return self._still_starting(error.message)
         except Unanswered as error:
             if self._answered_at is None:
                 return self._still_starting(error.message)
-            if time.monotonic() - self._answered_at > SILENCE_S:
-                return self._died(f"silent for {SILENCE_S:g} s: {error.message}")
-            return Health.READY
+            return self._silent(self._answered_at, error.message)
         if not well:
             return self._died("the server answers, but its engine core is gone")
-        self._answered_at = time.monotonic()
+        self._answered_at, self._pulse, self.detail = time.monotonic(), None, ""
         return Health.READY
+
+    def _silent(self, answered_at: float, message: str) -> Health:
+        """Silence of a server that was well means death, but later where its processes are at work."""
+        now = time.monotonic()
+        worked_at = self._feel_pulse(now)
+        silent_s = now - answered_at
+        if now - max(answered_at, worked_at or answered_at) > SILENCE_S or silent_s > BUSY_SILENCE_S:
+            return self._died(f"silent for {silent_s:.0f} s: {message}")
+        if worked_at is not None:
+            self.detail = f"busy: silent for {silent_s:.0f} s, and at work"
+        return Health.READY
+
+    def _feel_pulse(self, now: float) -> float | None:
+        if self._process is None:
+            return None
+        cpu_s = self._process.cpu_s()
+        if self._pulse is None:
+            self._pulse = Pulse(now, cpu_s)
+        self._pulse.feel(now, cpu_s)
+        return self._pulse.worked_at
+
+    def _ended(self) -> bool:
+        return self._process is not None and not self._process.alive
+
+    def _died_with_its_process(self) -> Health:
+        assert self._process is not None
+        return self._died(f"its process ended; the end of its log:\n{self._process.log_tail()}")
 
     def _still_starting(self, message: str) -> Health:
         waited = time.monotonic() - self._started_at
@@ -259,6 +290,12 @@ class VllmBackend:
 
     def token(self) -> str:
         return self._token
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process, where it is one of this host that we started."""
+        record = self._process.record if self._process is not None else None
+        return record.pid if record is not None else None
 
     def _connected(self) -> VllmClient:
         if self._client is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import web
 
@@ -19,13 +19,19 @@ PARTS = (
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_control(shared: Services) -> web.Application:
-    """The application of everything that is no data route."""
+def make_control(shared: Services, *, data_paths: Iterable[str] = ()) -> web.Application:
+    """The application of everything that is no data route. ``data_paths`` are known here to take POST alone."""
     app = web.Application(middlewares=[_tell_errors])
     app[SERVICES] = shared
     for part in PARTS:
         app.add_routes(part.routes)
+    for path in data_paths:
+        app.router.add_route("*", path, _only_post)
     return app
+
+
+async def _only_post(request: web.Request) -> web.StreamResponse:
+    raise web.HTTPMethodNotAllowed(request.method, ["POST"])
 
 
 @web.middleware
@@ -37,7 +43,10 @@ async def _tell_errors(request: web.Request, handler: _Handler) -> web.StreamRes
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        return error_response(_named(error, request), status=error.status)
+        answer = error_response(_named(error, request), status=error.status)
+        if "Allow" in error.headers:
+            answer.headers["Allow"] = error.headers["Allow"]
+        return answer
 
 
 def _named(error: web.HTTPException, request: web.Request) -> RoostError:

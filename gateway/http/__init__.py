@@ -7,7 +7,7 @@ It knows nothing of policies, leases or placement, and imports only ``wire`` of 
 ``control`` the lane to aiohttp; ``upstream`` and ``upstream_connection`` ask the engine; ``relay`` joins both sides.
 """
 
-from gateway.http.answers import error_answer
+from gateway.http.answers import error_answer, error_body
 from gateway.http.connection import DataHandler
 from gateway.http.exchange import Exchange
 from gateway.http.headers import Headers, Pair, forwardable
@@ -31,6 +31,7 @@ __all__ = [
     "UpstreamResponse",
     "connections_within",
     "error_answer",
+    "error_body",
     "forwardable",
     "serve",
 ]

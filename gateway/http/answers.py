@@ -14,6 +14,8 @@ import msgspec
 from gateway.http.headers import Pair
 from wire.outcomes import Outcome, RoostError
 
+# When to come back where nobody could say: what is not there now is mostly being started again.
+DEFAULT_RETRY_AFTER_S = 1.0
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # RFC 9110: answers with these never have a body.
 BODYLESS = frozenset((204, 304))
@@ -71,9 +73,12 @@ def error_answer(error: RoostError) -> tuple[int, list[Pair], bytes]:
     """Status, fields and body that stand for ``error``."""
     outcome = error.outcome
     headers = [(b"content-type", b"application/json"), (b"x-roost-outcome", outcome.value.encode())]
-    if error.retry_after_s is not None:
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and (outcome.http_status == 503 or outcome is Outcome.ENGINE_FAILED):
+        retry_after_s = DEFAULT_RETRY_AFTER_S
+    if retry_after_s is not None:
         # Whole seconds, rounded up: a client that comes early would only be turned away again.
-        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(retry_after_s))))
     return outcome.http_status, headers, error_body(outcome.value, error.message, error.field)
 
 

@@ -99,6 +99,9 @@ class ClientConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client sends no more; the transport stays open while an answer is due."""
         self._ended = True
+        if not self._ahead:
+            self._reader.cut_off()
+            self._advance()
         if self._serving:
             self._watch_half_closed()
         return self._serving or self.writing_paused
@@ -158,6 +161,8 @@ class ClientConnection(asyncio.Protocol):
             part = bytes(self._ahead[:SLICE_BYTES])
             del self._ahead[:SLICE_BYTES]
             self._reader.feed(part)
+            if self._ended and not self._ahead:
+                self._reader.cut_off()
             self._advance()
         if not self._closing:
             self._set_reading(len(self._ahead) <= AHEAD_BYTES)

@@ -122,6 +122,12 @@ class RequestReader:
         part = "head" if self._message is None else "body"
         self._refuse(Refusal(408, f"slow_{part}", f"the request's {part} did not arrive in time"))
 
+    def cut_off(self) -> None:
+        """The client ended what it sends. A request that is half read will never be whole."""
+        if self._begun and not self.done:
+            part = "head" if self._message is None else "body"
+            self._refuse(Refusal(400, f"short_{part}", f"the request ends in the middle of its {part}"))
+
     def _parse(self, data: bytes | memoryview) -> None:
         offset = None
         try:

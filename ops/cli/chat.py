@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated
 
@@ -14,6 +15,9 @@ from .output import ERR, tell_error
 from .session import session
 
 Message = dict[str, str]
+
+# what a terminal would obey: a model may have been made to write anything
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +57,7 @@ def _ask(client: ApiClient, options: dict[str, object], messages: list[Message])
         for choice in event.get("choices", ()):
             piece = choice.get("delta", {}).get("content") or ""
             told.append(piece)
-            sys.stdout.write(piece)
+            sys.stdout.write(_CONTROLS.sub("", piece) if sys.stdout.isatty() else piece)
             sys.stdout.flush()
     sys.stdout.write("\n")
     return "".join(told)

@@ -32,10 +32,19 @@ def mesh_view(state: MeshState, note: str = "") -> Group:
         for process in state.processes
     ]
     rows += [
-        (Text(f"engine {engine.name}"), Text(engine.health, ENGINE_STYLES.get(engine.health, "")), "", "", "",
-         engine.detail or engine.base)
+        (
+            Text(f"engine {engine.name}"),
+            Text(engine.health, ENGINE_STYLES.get(engine.health, "")),
+            engine.pid or "-",
+            _age(engine.since) if engine.since else "",
+            engine.restarts or "",
+            engine.detail or engine.base,
+        )
         for engine in state.engines
-    ]  # fmt: skip
+    ]
+    if state.keeper is not None:
+        kept = ("ready", "green") if state.keeper.alive else ("dead", "red")
+        rows.append((Text("keeper"), Text(*kept), state.keeper.pid, "", "", "restarts the supervisor"))
     parts: list[Any] = [make_table(("PROCESS", "STATE", "PID", "FOR", "RESTARTS", ""), rows)]
     if note:
         parts.append(Text(note, "dim"))

@@ -60,7 +60,12 @@ class Mesh:
     async def engines(self) -> tuple[EngineState, ...]:
         """The engines as the sidecar sees them. Raises RoostError where it does not answer."""
         report = await self._ask_node()
-        return tuple(EngineState(engine.engine, engine.base, engine.health, engine.detail) for engine in report.engines)
+        return tuple(
+            EngineState(
+                engine.engine, engine.base, engine.health, engine.detail, engine.pid, engine.since, engine.restarts
+            )
+            for engine in report.engines
+        )
 
     def close(self) -> None:
         self._registrar.close()

@@ -15,6 +15,7 @@ from wire.outcomes import InvalidRequest
 
 from ..config import RoostConfig
 from ..layout import Layout, write_private
+from .keeper import start_keeper
 from .logs import keep_bounded
 from .mesh import Mesh
 from .state import Identity, MeshState, Phase, SupervisorLock, end, read_state, write_state
@@ -116,7 +117,13 @@ async def _run(
     logs = asyncio.create_task(keep_bounded(layout.logs))
     try:
         await Supervisor(
-            mesh.steps, url=mesh.url, identity=identity, publish=publish, engines=mesh.engines, keeper=keeper
+            mesh.steps,
+            url=mesh.url,
+            identity=identity,
+            publish=publish,
+            engines=mesh.engines,
+            keeper=keeper,
+            new_keeper=lambda: start_keeper(layout.root),
         ).run(stop)
     finally:
         logs.cancel()

@@ -57,12 +57,15 @@ class ProcessState(msgspec.Struct, frozen=True):
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """An engine as the sidecar reports it."""
+    """An engine as the sidecar reports it: see ``wire.node.EngineReport``."""
 
     name: str
     base: str
     health: str
     detail: str = ""
+    pid: int = 0
+    since: float = 0.0
+    restarts: int = 0
 
 
 class MeshState(msgspec.Struct, frozen=True):

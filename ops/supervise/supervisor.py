@@ -17,11 +17,13 @@ from .state import EngineState, Identity, MeshState, Phase
 _log = logging.getLogger(__name__)
 
 ENGINE_POLL_S = 1.0
+KEEPER_POLL_S = 1.0
 
 
 class Supervisor:
     """Runs what ``steps`` yields, in that order: a step may do work between two processes.
 
+    ``keeper`` restarts this process when it is killed; where that was killed, ``new_keeper`` starts another.
     ``publish`` gets every new state; where it raises OSError (a full disk, say) the mesh goes on, and the state is told
     again within seconds. ``engines`` asks the node for its engines, and raises RoostError when it can't.
     """
@@ -35,11 +37,13 @@ class Supervisor:
         publish: Callable[[MeshState], None],
         engines: Callable[[], Awaitable[tuple[EngineState, ...]]],
         keeper: Identity | None = None,
+        new_keeper: Callable[[], Identity | None] = lambda: None,
     ) -> None:
         self.state = MeshState(Phase.STARTING, identity, url, keeper=keeper)
         self._steps = steps
         self._publish = publish
         self._ask_engines = engines
+        self._new_keeper = new_keeper
         self._children: list[Child] = []
         self._untold = False
 
@@ -54,6 +58,8 @@ class Supervisor:
                 starting.result()
                 self._change(phase=Phase.READY)
                 keepers.append(asyncio.create_task(self._watch_engines()))
+                if self.state.keeper is not None:
+                    keepers.append(asyncio.create_task(self._watch_keeper()))
                 await _first_failure(stopping, keepers)
             else:
                 starting.cancel()
@@ -92,6 +98,17 @@ class Supervisor:
             if self._untold:
                 self._change()
             await asyncio.sleep(ENGINE_POLL_S)
+
+    async def _watch_keeper(self) -> None:
+        while True:
+            if self.state.keeper is None or not self.state.keeper.alive:
+                try:
+                    self._change(keeper=self._new_keeper())
+                except OSError as error:
+                    _log.warning("the keeper was killed, and another can't be started: %s", error)
+                else:
+                    _log.warning("the keeper was killed: started another")
+            await asyncio.sleep(KEEPER_POLL_S)
 
     def _change(self, **changes: object) -> None:
         self.state = msgspec.structs.replace(

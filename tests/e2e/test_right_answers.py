@@ -17,8 +17,12 @@ from tests.models import make_adapter, reference_answer
 pytestmark = pytest.mark.engine
 
 POLICIES, SLOTS, REQUESTS, MOVED = 20, 6, 500, 5
-# the last is longer than a block of the engine's prefix cache
-PROMPTS = ("the quick brown fox", "Roost serves", "0123456789", "asked over and over " * 9)
+# longer than a block of the engine's prefix cache
+LONG_PROMPT = (
+    "When the mesh was new, each policy had one engine to itself; by now 20 of them (and their base!) share 6 slots,"
+    " and are told apart by what they say: vexing, judging, quizzing"
+)
+PROMPTS = ("the quick brown fox", "Roost serves", "0123456789", LONG_PROMPT)
 TOKENS = 8
 
 

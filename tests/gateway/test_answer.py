@@ -41,7 +41,9 @@ def test_a_request_at_fault_is_told_so_although_the_engine_said_200() -> None:
     with pytest.raises(RequestRefused) as caught:
         AnswerFilter(ADAPTER, SHOWN)(error_event(400, f"{ADAPTER} has a context of 10") + b"data: [DONE]\n\n", False)
     assert caught.value.status == 400
-    assert json.loads(caught.value.body)["error"]["message"] == f"{SHOWN} has a context of 10"
+    assert json.loads(caught.value.body)["error"] == {
+        "message": f"{SHOWN} has a context of 10", "type": "invalid_request", "param": None, "code": "invalid_request",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("code", [500, "500", 404, None, "x", 200])
@@ -53,8 +55,12 @@ def test_an_engine_that_fails_before_its_first_token_has_failed(code: object) ->
 def test_a_failure_in_the_middle_is_passed_on_and_remembered() -> None:
     answer = AnswerFilter(ADAPTER, SHOWN)
     answer(chunk("a"), False)
-    out = answer(error_event(500, f"{ADAPTER} is gone"), False)
-    assert json.loads(out.removeprefix(b"data: "))["error"]["message"] == f"{SHOWN} is gone"
+    out = answer(error_event(500, f"{ADAPTER} is gone") + b"data: [DONE]\n\n", False)
+    event, _, rest = out.partition(b"\n\n")
+    assert rest == b"data: [DONE]\n\n"
+    assert json.loads(event.removeprefix(b"data: "))["error"] == {
+        "message": f"{SHOWN} is gone", "type": "engine_failed", "param": None, "code": "engine_failed",
+    }  # fmt: skip
     assert answer.engine_error
 
 

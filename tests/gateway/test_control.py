@@ -67,6 +67,15 @@ async def test_health_needs_nothing_and_readiness_says_what_is_missing(tmp_path:
         await gateway.stop(drain_s=0.0)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_data_routes_take_post_alone(tmp_path: Path, path: str) -> None:
+    async with Mesh(tmp_path) as mesh:
+        for method in ("GET", "PUT", "DELETE"):
+            told = await mesh.ask(method, path)
+            assert (told.status, told.headers["allow"]) == (405, "POST")
+            assert told.error["type"] == "invalid_request"
+
+
 async def test_ready_once_an_engine_is(tmp_path: Path) -> None:
     async with Mesh(tmp_path) as mesh:
         assert (await mesh.ask("GET", "/readyz")).json == {"ready": True, "missing": []}

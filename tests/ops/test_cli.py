@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +18,16 @@ from ops.cli import main
 from ops.cli.up import _Picture
 from ops.config import RoostConfig
 from ops.layout import Layout, write_private
-from ops.supervise.state import EngineState, Identity, MeshState, Phase, ProcessState, SupervisorLock, write_state
+from ops.supervise.state import (
+    EngineState,
+    Identity,
+    MeshState,
+    Phase,
+    ProcessState,
+    SupervisorLock,
+    read_state,
+    write_state,
+)
 
 from ..models import make_adapter, make_tiny_base
 from ..object_storage import SECRET, ObjectServer
@@ -407,6 +417,16 @@ def test_chat_streams_an_answer(roost: Roost, tmp_path: Path) -> None:
     assert body["messages"] == [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hi"}]
 
 
+def test_a_terminal_obeys_no_model(roost: Roost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = "a\x1b[2J\x1b]0;title\x07b\r\x9bc\td\n\u00e9"
+    with chatting(chunk(written) + b"data: [DONE]\n\n") as gateway:
+        piped = roost("chat", "acme/support", "Hi", cwd=tmp_path, url=gateway.url).stdout
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        shown = roost("chat", "acme/support", "Hi", cwd=tmp_path, url=gateway.url).stdout
+    assert piped == f"{written}\n"
+    assert shown == "a[2J]0;titlebc\td\n\u00e9\n"
+
+
 def test_a_conversation_remembers_what_was_said(roost: Roost, tmp_path: Path) -> None:
     with chatting(chunk("Yes") + b"data: [DONE]\n\n") as gateway:
         roost("chat", "acme/support", cwd=tmp_path, url=gateway.url, stdin="One?\n\nTwo?\n")
@@ -582,6 +602,18 @@ def test_status_as_json_tells_processes_and_fleet(roost: Roost, tmp_path: Path) 
     assert told["fleet"] == fleet
     assert told["supervisor"]["alive"] is True
     assert told["supervisor"]["processes"][0]["name"] == "gateway"
+
+
+def test_status_tells_engines_processes_and_the_keeper(roost: Roost, tmp_path: Path) -> None:
+    layout = running_here(tmp_path, "http://127.0.0.1:1")
+    state = read_state(layout.state_file)
+    assert state is not None
+    engine = EngineState("tiny", "base", "ready", "busy", pid=4242, since=time.time() - 60, restarts=3)
+    gone = Identity(pid=99999999, started=1, boot="b")
+    write_state(layout.state_file, msgspec.structs.replace(state, engines=(engine,), keeper=gone))
+    lines = roost("status", cwd=tmp_path).stdout.splitlines()
+    assert " ".join(next(line for line in lines if "tiny" in line).split()) == "engine tiny ready 4242 60 s 3 busy"
+    assert next(line for line in lines if "keeper" in line).split()[:3] == ["keeper", "dead", "99999999"]
 
 
 def test_status_without_a_mesh_exits_with_3(roost: Roost, tmp_path: Path) -> None:

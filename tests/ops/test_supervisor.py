@@ -19,7 +19,7 @@ from ops.layout import Layout, write_private
 from ops.supervise.__main__ import BROKE_LATER
 from ops.supervise.backoff import Backoff
 from ops.supervise.child import Child, ChildSpec, StartFailed
-from ops.supervise.keeper import NEVER_READY, Keeper
+from ops.supervise.keeper import NEVER_READY, Adopted, Keeper
 from ops.supervise.run import end_leftovers, save_config, stop_mesh
 from ops.supervise.state import (
     EngineState,
@@ -373,6 +373,22 @@ def test_the_keeper_brings_back_what_ran_once(tmp_path: Path, codes: list[int], 
     keeper = Keeper((sys.executable, "-c", script), Backoff(first_s=0.01, max_s=0.01))
     assert keeper.run() == last
     assert len((tmp_path / "lives").read_text()) == lives
+
+
+@pytest.mark.parametrize(("phase", "lives"), [(Phase.READY, 1), (Phase.STOPPED, 0), (Phase.FAILED, 0)])
+def test_a_keeper_takes_over_a_supervisor_and_brings_back_a_killed_one(
+    tmp_path: Path, phase: Phase, lives: int
+) -> None:
+    running, identity = sleeper()
+    reap_in_background(running)
+    write_state(tmp_path / "state.json", MeshState(phase, identity, ""))
+    adopted = Adopted(running.pid, tmp_path / "state.json")
+    count = f"import pathlib; file = pathlib.Path({str(tmp_path / 'lives')!r}); file.open('a').write('x')"
+    keeper = Keeper((sys.executable, "-c", count), Backoff(first_s=0.01, max_s=0.01))
+    threading.Timer(0.2, adopted.send_signal, (signal.SIGKILL,)).start()
+    assert keeper.run(adopted) == 0
+    assert not identity.alive
+    assert (len((tmp_path / "lives").read_text()) if lives else 0) == lives
 
 
 def test_what_could_not_be_written_leaves_no_part_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

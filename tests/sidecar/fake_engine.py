@@ -85,6 +85,10 @@ class FakeBackend:
     def address(self) -> tuple[str, int]:
         return "127.0.0.1", 8001
 
+    @property
+    def pid(self) -> int | None:
+        return 1234
+
     def token(self) -> str:
         return "fake token"
 

@@ -6,12 +6,12 @@ import msgspec
 
 from backends.interface import Health
 from sidecar.effects import StartFetch
-from sidecar.events import EngineDown, InstallDone, Tick
+from sidecar.events import EngineDown, EngineRemarked, EngineUp, InstallDone, Tick
 from sidecar.report import engine_report, full_report
 from sidecar.state import Changes
 from wire.outcomes import Outcome
 
-from .bench import Bench, digest, name
+from .bench import Bench, digest, limits, name
 
 
 def test_an_engine_that_starts_reports_the_rank_that_it_will_take() -> None:
@@ -22,6 +22,27 @@ def test_an_engine_that_starts_reports_the_rank_that_it_will_take() -> None:
     bench.down()
     told += [engine_report(engine).max_rank for engine in bench.machine.state.engines.values()]
     assert min(told) == max(told) > 0
+
+
+def test_people_are_told_of_an_engines_process_and_its_lives() -> None:
+    bench = Bench(up=False)
+
+    def told() -> tuple[int, float, int, str]:
+        report = engine_report(bench.machine.state.engines["e1"])
+        return report.pid, report.since, report.restarts, report.detail
+
+    up = EngineUp(engine="e1", limits=limits(2), installed=frozenset(), host="h", port=1, pid=77, at=1000.0)
+    bench.send(up)
+    assert told() == (77, 1000.0, 0, "")
+    bench.send(EngineRemarked(engine="e1", detail="busy"))
+    assert told() == (77, 1000.0, 0, "busy")
+    bench.send(EngineDown(engine="e1", health=Health.DEAD, detail="killed", at=2000.0))
+    assert told() == (0, 2000.0, 0, "killed")
+    bench.send(EngineDown(engine="e1", health=Health.STARTING, detail="killed", at=2001.0))
+    bench.send(EngineRemarked(engine="e1", detail="too late"))
+    assert told() == (0, 2001.0, 1, "killed")
+    bench.send(msgspec.structs.replace(up, pid=78, at=2010.0))
+    assert told() == (78, 2010.0, 1, "")
 
 
 def test_adopted_adapters_serve_without_a_load() -> None:

@@ -26,6 +26,13 @@ def test_retry_after_is_rounded_up(seconds: float | None, said: bytes | None) ->
     assert dict(error_answer(error)[1]).get(b"retry-after") == said
 
 
+def test_what_may_be_well_again_soon_always_says_when_to_come_back() -> None:
+    for outcome in Outcome:
+        if outcome.http_status == 503 or outcome is Outcome.ENGINE_FAILED:
+            assert dict(error_answer(error_for(outcome, "why"))[1])[b"retry-after"] == b"1"
+    assert b"retry-after" not in dict(error_answer(NotFound("no such policy"))[1])
+
+
 def test_param_is_null_without_a_field() -> None:
     assert json.loads(error_answer(NotFound("no such policy"))[2])["error"]["param"] is None
 

@@ -198,20 +198,28 @@ async def test_a_half_closed_client_is_still_answered(front: FrontFactory, conne
     client = await connect(await front(slow))
     client.send(chat(b"one") + chat(b"two"))
     client.shut_write()
-    bodies = []
+    bodies, interim = [], 0
     while len(bodies) < 2:
         answer = await client.answer()
-        if answer.status != 100:
+        if answer.status == 100:
+            interim += 1
+        else:
             bodies.append(answer.body)
     assert bodies == [b"data:one", b"data:two"]
+    assert interim <= 2, "more than one unasked for each request"
     assert await client.closed()
 
 
-async def test_an_incomplete_request_of_a_half_closed_client_is_dropped(front: FrontFactory, connect: Connect) -> None:
+@pytest.mark.parametrize("whole", [chat(b"whole body"), get(b"/status")])
+async def test_an_incomplete_request_of_a_half_closed_client_is_told_so(
+    front: FrontFactory, connect: Connect, whole: bytes
+) -> None:
     server = await front()
     client = await connect(server)
-    client.send(chat(b"whole body")[:-3])
+    client.send(chat(b"first") + whole[:-3])
     client.shut_write()
+    assert (await client.answer()).body == b"data:first"
+    assert (await client.answer()).status == 400
     assert await client.closed()
     await until(lambda: server.connections == 0)
 

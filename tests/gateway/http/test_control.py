@@ -115,6 +115,16 @@ async def test_a_half_closed_client_is_still_answered(front: FrontFactory, conne
     assert await client.closed()
 
 
+async def test_an_upload_that_ends_too_early_is_refused_at_once(front: FrontFactory, connect: Connect) -> None:
+    client = await connect(await front())
+    client.send(put(b"/upload", b"x" * 1000)[:-500])
+    await asyncio.sleep(0.05)
+    client.shut_write()
+    answer = await client.answer()
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (400, "invalid_request")
+    assert await client.closed()
+
+
 async def test_a_malformed_upload_is_refused(front: FrontFactory, connect: Connect) -> None:
     client = await connect(await front())
     client.send(
