@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from .collector import collect_rarely
 from .serve import serve
 from .service import run_service
 from .settings import RegistrarSettings
@@ -11,6 +12,7 @@ from .settings import RegistrarSettings
 
 def main() -> int:
     """The exit status: see ``run_service``."""
+    collect_rarely()
     return run_service("catalog", "The registrar: every write to the catalog.", RegistrarSettings, serve)
 
 

@@ -6,6 +6,8 @@ may do was decided before its event was made (checks/).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from wire.events import (
     AnyEvent,
     ArtifactsCondemned,
@@ -35,16 +37,52 @@ from .changes import admin, policies, revisions, training
 from .snapshot import Snapshot
 
 
+def append_all(view: Snapshot, events: Sequence[Event]) -> None:
+    """Append and apply ``events`` in order; raises what ``append`` does.
+
+    A new policy and its first revision, one behind the other as an import makes them, are applied in one step, to the
+    same rows: most events are of this kind.
+    """
+    place = 0
+    while place < len(events):
+        pair = events[place : place + 2]
+        if _makes_a_policy(pair):
+            created, published = pair
+            _check_follows(view, created.seq)
+            revisions.publish_first(view, created, published)
+            place += 2
+        else:
+            append(view, events[place])
+            place += 1
+
+
 def append(view: Snapshot, event: Event) -> None:
     """Append ``event`` to the journal and apply it to the view, within ``view``'s write transaction.
 
     Raises JournalUnavailable for an event that contradicts the events before it: the journal is damaged.
     Raises lmdb.Error where it can't be written; the transaction must then be aborted.
     """
-    if event.seq != view.position() + 1:
-        raise JournalUnavailable(f"event {event.seq} can't follow event {view.position()} of the journal")
+    _check_follows(view, event.seq)
     view.record(event)
     _change(view, event, event.body)
+
+
+def _check_follows(view: Snapshot, seq: int) -> None:
+    if seq != view.position() + 1:
+        raise JournalUnavailable(f"event {seq} can't follow event {view.position()} of the journal")
+
+
+def _makes_a_policy(events: Sequence[Event]) -> bool:
+    """Whether these two are a policy's first events."""
+    if len(events) != 2:
+        return False
+    created, published = events
+    return (
+        isinstance(created.body, PolicyCreated)
+        and isinstance(published.body, RevisionPublished)
+        and published.body.policy == created.body.policy
+        and published.seq == created.seq + 1
+    )
 
 
 def _change(view: Snapshot, event: Event, body: AnyEvent) -> None:

@@ -13,7 +13,7 @@ from wire.outcomes import NotFound, RoostError
 from wire.registrar import CollectOrphans, Committed, JournalSlice, ReadJournal, Refusal
 
 from . import inputs
-from .apply import append
+from .apply import append_all
 from .blobs import Swept
 from .checks import ArtifactSizes, WriteCommand, decide
 from .snapshot import Snapshot
@@ -68,10 +68,9 @@ def write(command: WriteCommand, view: Snapshot, store: ArtifactSizes, now_ms: C
     except RoostError as error:
         return refusal(error)
     position = view.position()
-    for offset, body in enumerate(decision.events, start=1):
-        event = Event(position + offset, now_ms(), command.actor, body)
-        append(view, event)
-        events.append(event)
+    decided = [Event(seq, now_ms(), command.actor, body) for seq, body in enumerate(decision.events, position + 1)]
+    append_all(view, decided)
+    events += decided
     record = view.policy(decision.policy)
     return Committed(
         seq=position + len(decision.events),

@@ -68,11 +68,14 @@ class BufferedTable(Table[R]):
         """Write what changed. Raises lmdb.Error."""
         if self._first is not None:
             self._first.flush(txn)
-        for key, record in sorted(self._changed.items(), key=_by_key):
+        rows = []
+        for key in sorted(self._changed):
+            record = self._changed[key]
             if isinstance(record, _Gone):
                 self._inner.delete(txn, key)
             else:
-                self._inner.put(txn, key, record)
+                rows.append((key, record))
+        self._inner.put_all(txn, rows)
         self._changed.clear()
 
 
@@ -96,7 +99,3 @@ def flush(tables: Tables, txn: Txn) -> None:
     for table in tables.named().values():
         if isinstance(table, BufferedTable):
             table.flush(txn)
-
-
-def _by_key(item: tuple[bytes, object]) -> bytes:
-    return item[0]

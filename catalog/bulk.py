@@ -31,8 +31,9 @@ from .settings import RegistrarSettings
 
 BATCH = 2000
 MAX_LINE_BYTES = 1 << 16
-# batches on their way to the registrar: one is decided on while the next one is decoded
-_UNDER_WAY = 3
+# batches on their way to the registrar, which makes one transaction of those that wait: a page that several of them
+# change is then written once
+_UNDER_WAY = 8
 _BATCH_TIMEOUT_S = 120.0
 
 

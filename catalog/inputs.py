@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from wire.events import ArtifactFacts, Provenance, Retention, Split, TrainingRecord
@@ -58,12 +59,7 @@ def check_facts(facts: ArtifactFacts) -> None:
         if not 0 < value < MAX_NUMBER:
             raise InvalidRequest(f"{name} is {value}: expected a positive number", field=name)
     _check_word(facts.dtype, "dtype")
-    if not 0 < len(facts.targets) <= MAX_TARGETS:
-        raise InvalidRequest(
-            f"targets names {len(facts.targets)} modules: expected 1 to {MAX_TARGETS}", field="targets"
-        )
-    for target in facts.targets:
-        _check_word(target, "targets")
+    _check_targets(facts.targets)
 
 
 def check_provenance(provenance: Provenance) -> None:
@@ -212,6 +208,15 @@ def check_slice(command: ReadJournal) -> None:
         raise InvalidRequest(f"after is {command.after}: expected a journal position", field="after")
     if not 0 < command.limit <= MAX_JOURNAL_EVENTS:
         raise InvalidRequest(f"limit is {command.limit}: expected 1 to {MAX_JOURNAL_EVENTS}", field="limit")
+
+
+# most adapters are over the same few modules
+@functools.lru_cache(maxsize=1024)
+def _check_targets(targets: tuple[str, ...]) -> None:
+    if not 0 < len(targets) <= MAX_TARGETS:
+        raise InvalidRequest(f"targets names {len(targets)} modules: expected 1 to {MAX_TARGETS}", field="targets")
+    for target in targets:
+        _check_word(target, "targets")
 
 
 def _check_word(text: str, field: str) -> None:

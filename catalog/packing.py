@@ -154,7 +154,7 @@ def _union(kinds: tuple[Any, ...], tags: Mapping[type, int | str]) -> Form | Non
 def _sequence(kind: Any, tags: Mapping[type, int | str]) -> Form:
     if kind is str:
         return Form(
-            lambda texts: [_pack_text(text) if len(text) == _HEX_LENGTH else text for text in texts],
+            lambda texts: [_pack_text(text) for text in texts] if _HEX_LENGTH in map(len, texts) else texts,
             lambda raws: tuple([_unpack_text(raw) for raw in raws]),
         )
     form = form_of(kind, tags)

@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 _QUEUE_MAX = 16_384
 _HOUSEKEEPING_S = 60.0
+# events of a batch that are announced one by one: any number of askers make fewer, and an import more
+_ANNOUNCED = 2000
 
 
 class Reply(Protocol):
@@ -92,7 +94,8 @@ class Registrar:
 
     def advance(self, events: Sequence[Event]) -> None:
         """These events are in this host's view now: announce them, and tell those who wait for them."""
-        for event in events:
+        # of many at once the last: who follows finds that he lacks those before it, and reads them from the journal
+        for event in events if len(events) <= _ANNOUNCED else events[-1:]:
             self._publish(event)
         if events:
             self._positions.reach(events[-1].seq)

@@ -13,7 +13,7 @@ import msgspec
 from wire.events import Event
 from wire.outcomes import JournalUnavailable
 
-from .apply import append
+from .apply import append_all
 from .compaction import base_of
 from .environment import Environment
 from .layout import Txn, number_key
@@ -82,8 +82,7 @@ def rebuild_from(events: Iterator[Event], into: Environment) -> int:
     count = 0
     while batch := list(islice(events, _EVENTS_A_TRANSACTION)):
         with into.begin(write=True) as txn, Snapshot.writing(txn, into.tables) as view:
-            for event in batch:
-                append(view, event)
+            append_all(view, batch)
         count += len(batch)
     return count
 

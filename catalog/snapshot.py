@@ -54,7 +54,11 @@ class Snapshot:
     def record(self, event: Event) -> None:
         """Append ``event`` to the journal, linked to the event before it of the same policy."""
         policy = getattr(event.body, "policy", "")
-        self.tables.journal.append(self.txn, event, previous=self.last_seq(policy) if policy else 0)
+        self.record_after(event, self.last_seq(policy) if policy else 0)
+
+    def record_after(self, event: Event, previous: int) -> None:
+        """The same where the position of the event before it is known; 0: it is the first."""
+        self.tables.journal.append(self.txn, event, previous=previous)
         self._position = event.seq
 
     def base(self, name: str) -> BaseRecord | None:

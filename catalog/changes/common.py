@@ -59,7 +59,7 @@ def _route(view: Snapshot, event: Event, record: PolicyRecord) -> RouteRecord:
         retired=record.retired,
         latest=arm(record.latest) if record.latest else None,
         channels={
-            name: tuple(arm(split.revision, split.weight) for split in target)
+            name: tuple([arm(split.revision, split.weight) for split in target]) if target else ()
             for name, target in record.channels.items()
         },
         seeds=record.seeds,

@@ -21,9 +21,14 @@ from .common import policy_of, put_policy, put_revision, replace
 
 
 def create(view: Snapshot, event: Event, body: PolicyCreated) -> None:
+    put_policy(view, event, new_policy(view, event, body))
+
+
+def new_policy(view: Snapshot, event: Event, body: PolicyCreated) -> PolicyRecord:
+    """The record of a policy that is still to be written; its index row is."""
     record = PolicyRecord(body.policy, body.base, 0, 0, {STABLE: ()}, False, event.at_ms)
     view.tables.by_base.put(view.txn, _base_key(record), None)
-    put_policy(view, event, record)
+    return record
 
 
 def move_channel(view: Snapshot, event: Event, body: ChannelMoved) -> None:

@@ -7,26 +7,31 @@ from wire.events import (
     ArtifactsCondemned,
     ArtifactsRemoved,
     Event,
+    PolicyCreated,
     RevisionPublished,
     RevisionRestored,
     RevisionsRetired,
 )
 
 from ..layout import digest_key, text_key
-from ..records import ArtifactRecord, RevisionRecord
+from ..records import ArtifactRecord, PolicyRecord, RevisionRecord
 from ..snapshot import Snapshot
+from . import policies
 from .common import damaged, policy_of, put_policy, put_revision, replace, revision_of
 
 
 def publish(view: Snapshot, event: Event, body: RevisionPublished) -> None:
-    record = policy_of(view, event, body.policy)
-    # a revision's facts are read from its artifact, so that one comes first
-    _name_artifact(view, event, body.artifact)
-    revision = RevisionRecord(
-        body.policy, body.revision, body.artifact, body.provenance, event.actor, event.at_ms, event.seq
-    )
-    put_revision(view, revision)
-    put_policy(view, event, replace(record, latest=body.revision))
+    _publish_to(view, event, body, policy_of(view, event, body.policy))
+
+
+def publish_first(view: Snapshot, created: Event, published: Event) -> None:
+    """Record and apply a policy's first two events: the rows are those that one after the other would leave."""
+    assert isinstance(created.body, PolicyCreated)
+    assert isinstance(published.body, RevisionPublished)
+    view.record(created)
+    view.record_after(published, created.seq)
+    record = policies.new_policy(view, created, created.body)
+    _publish_to(view, published, published.body, replace(record, version=1))
 
 
 def retire(view: Snapshot, event: Event, body: RevisionsRetired) -> None:
@@ -61,6 +66,16 @@ def remove(view: Snapshot, event: Event, body: ArtifactsRemoved) -> None:
             raise damaged(event, f"artifact {digest} is named")
         view.tables.artifacts.delete(view.txn, digest_key(digest))
         view.tables.unnamed.delete(view.txn, text_key(digest))
+
+
+def _publish_to(view: Snapshot, event: Event, body: RevisionPublished, record: PolicyRecord) -> None:
+    # a revision's facts are read from its artifact, so that one comes first
+    _name_artifact(view, event, body.artifact)
+    revision = RevisionRecord(
+        body.policy, body.revision, body.artifact, body.provenance, event.actor, event.at_ms, event.seq
+    )
+    put_revision(view, revision)
+    put_policy(view, event, replace(record, latest=body.revision))
 
 
 def _name_artifact(view: Snapshot, event: Event, facts: ArtifactFacts) -> None:

@@ -11,7 +11,7 @@ from wire.events import Event
 from wire.outcomes import JournalUnavailable, StorageFull
 from wire.registrar import JournalSlice, ReadJournal, Refusal
 
-from ..apply import append
+from ..apply import append_all
 from ..batch import read_journal
 from ..environment import Environment
 from ..layout import number_key
@@ -40,8 +40,7 @@ class LocalView:
                         self._environment.begin(write=True) as txn,
                         Snapshot.writing(txn, self._environment.tables) as view,
                     ):
-                        for event in events:
-                            append(view, event)
+                        append_all(view, events)
                     return
                 except lmdb.MapFullError:
                     self._environment.grow()

@@ -8,7 +8,7 @@ from contextlib import closing
 from itertools import count, islice
 from pathlib import Path
 
-from catalog.apply import append
+from catalog.apply import append_all
 from catalog.environment import Environment
 from catalog.snapshot import Snapshot
 from wire.events import AnyEvent, ArtifactFacts, BaseAdded, Event, PolicyCreated, Provenance, RevisionPublished
@@ -38,8 +38,7 @@ def fill(folder: Path, policies: int, revisions: int) -> Path:
         events = _events(policies, revisions)
         while batch := list(islice(events, _EVENTS_A_TRANSACTION)):
             with environment.begin(write=True) as txn, Snapshot.writing(txn, environment.tables) as view:
-                for event in batch:
-                    append(view, event)
+                append_all(view, batch)
         environment.sync()
     return folder
 
