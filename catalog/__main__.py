@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .collector import collect_rarely
+from .collector import collecting_rarely
 from .serve import serve
 from .service import run_service
 from .settings import RegistrarSettings
@@ -12,8 +12,8 @@ from .settings import RegistrarSettings
 
 def main() -> int:
     """The exit status: see ``run_service``."""
-    collect_rarely()
-    return run_service("catalog", "The registrar: every write to the catalog.", RegistrarSettings, serve)
+    with collecting_rarely():
+        return run_service("catalog", "The registrar: every write to the catalog.", RegistrarSettings, serve)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from wire.registrar import Committed, ImportedRevision, ImportRevisions, Refusal
 
 from .artifacts import RegistrarStore
 from .client import RegistrarClient
+from .collector import collecting_rarely
 from .exclusive import ExclusiveFolder
 from .ledger import Ledger
 from .migrations import open_to_write
@@ -80,6 +81,13 @@ async def import_all(
 
     Raises the RoostError that a batch was refused with; those before it are imported.
     """
+    with collecting_rarely():
+        return await _import_all(items, importer, actor, external, done)
+
+
+async def _import_all(
+    items: Iterable[Item], importer: Importer, actor: str, external: bool, done: Callable[[int, str], object]
+) -> Totals:
     totals = Totals()
     under_way: deque[tuple[asyncio.Task[Committed], list[Item]]] = deque()
 

@@ -188,10 +188,13 @@ def check_seconds(seconds: float, field: str) -> None:
         raise InvalidRequest(f"{field} is {seconds}: expected seconds", field=field)
 
 
-def check_wait(command: AwaitPosition) -> None:
-    """Raises InvalidRequest. Not a number compares as neither, and is refused."""
-    if not 0 <= command.seq < MAX_NUMBER:
-        raise InvalidRequest(f"seq is {command.seq}: expected a journal position", field="seq")
+def check_wait(command: AwaitPosition, *, most: int) -> None:
+    """``most`` is the furthest position that can come in time. Raises InvalidRequest.
+
+    Not a number compares as neither, and is refused.
+    """
+    if not 0 <= command.seq <= most:
+        raise InvalidRequest(f"seq is {command.seq}: expected a journal position up to {most}", field="seq")
     if not 0 <= command.timeout_s <= MAX_WAIT_S:
         raise InvalidRequest(f"timeout_s is {command.timeout_s}: expected 0 to {MAX_WAIT_S:g}", field="timeout_s")
 

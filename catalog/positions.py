@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 Then = Callable[[], object]
 
+# places of those who gave up that are not worth tidying away
+_TIDY_FROM = 64
+
 
 class _Waiter(NamedTuple):
     then: Then
@@ -25,12 +28,17 @@ class Positions:
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count()
         self._waiters: dict[int, _Waiter] = {}
-        # by sequence number; those who gave up are still in it, and skipped when their turn comes
+        # by sequence number; of those who gave up a bounded number is still in it, and skipped when their turn comes
         self._turns: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
         """How many wait."""
         return len(self._waiters)
+
+    @property
+    def places(self) -> int:
+        """How many have a place in memory: at most twice as many as wait, and a few."""
+        return len(self._turns)
 
     def when(self, seq: int, then: Then, *, timeout_s: float, otherwise: Then) -> None:
         """Call ``then`` once ``seq`` is reached, now if it is; after ``timeout_s`` seconds ``otherwise`` instead."""
@@ -59,4 +67,7 @@ class Positions:
     def _give_up(self, number: int) -> None:
         waiter = self._waiters.pop(number)
         waiter.timer.cancel()
+        if len(self._turns) > 2 * len(self._waiters) + _TIDY_FROM:
+            self._turns = [turn for turn in self._turns if turn[1] in self._waiters]
+            heapq.heapify(self._turns)
         waiter.otherwise()

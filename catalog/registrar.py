@@ -32,6 +32,10 @@ from .positions import Positions
 _log = logging.getLogger(__name__)
 
 _QUEUE_MAX = 16_384
+# those who only wait for a position have a bound of their own: they must not keep writers out
+_WAITERS_MAX = 4096
+# no journal grows by more within the longest wait: whoever names a position beyond it waits for nothing
+_AHEAD_MAX = 100_000_000
 _HOUSEKEEPING_S = 60.0
 # events of a batch that are announced one by one: any number of askers make fewer, and an import more
 _ANNOUNCED = 2000
@@ -64,12 +68,15 @@ class Registrar:
         self._batch_max = batch_max
         self._view_wait_s = view_wait_s
         self._loop = asyncio.get_running_loop()
+        # of writers, who are told once this host's view has their event, and of those who only want to know
         self._positions = Positions(ledger.position())
+        self._followed = Positions(ledger.position())
         self.in_use = InUse()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._waiting: deque[tuple[BatchCommand, Reply]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._committing = False
+        self._sweeping = False
         self._unavailable: JournalUnavailable | None = None
         self._housekeeping = self._loop.call_later(_HOUSEKEEPING_S, self._housekeep)
         self.failed: asyncio.Future[JournalUnavailable] = self._loop.create_future()
@@ -80,12 +87,12 @@ class Registrar:
             reply(refusal(self._unavailable))
         elif isinstance(command, CollectOrphans):
             self._start(self._collect(command, reply))
-        elif len(self._waiting) + len(self._positions) >= _QUEUE_MAX:
-            reply(refusal(JournalUnavailable(f"{_QUEUE_MAX} commands wait for the registrar", retry_after_s=1.0)))
         elif isinstance(command, AwaitPosition):
             self._await_position(command, reply)
         elif isinstance(command, ReportInUse):
             self._note(command, reply)
+        elif len(self._waiting) + len(self._positions) >= _QUEUE_MAX:
+            reply(refusal(JournalUnavailable(f"{_QUEUE_MAX} commands wait for the registrar", retry_after_s=1.0)))
         else:
             self._waiting.append((command, reply))
             if not self._committing:
@@ -99,6 +106,7 @@ class Registrar:
             self._publish(event)
         if events:
             self._positions.reach(events[-1].seq)
+            self._followed.reach(events[-1].seq)
 
     def fail(self, error: Exception) -> None:
         """Commit nothing any more, for this reason."""
@@ -111,22 +119,37 @@ class Registrar:
         while self._tasks:
             await asyncio.wait(self._tasks)
         self._positions.give_up()
+        self._followed.give_up()
         self._thread.shutdown()
 
     async def _commit_batches(self) -> None:
-        while batch := self._next_batch():
-            commands = [command for command, _ in batch]
-            unanswered = deque(reply for _, reply in batch)
-            try:
-                done: Batch = await self._loop.run_in_executor(self._thread, self._ledger.run, commands)
+        """One batch after another. The next one is given to the ledger before the last one is answered."""
+        unanswered: deque[Reply] = deque()
+        following: deque[Reply] = deque()
+        try:
+            running, unanswered = self._submit()
+            while running is not None:
+                done = await running
+                running, following = self._submit()
                 self.advance(done.events)
                 for answer in done.answers:
                     self._answer(unanswered.popleft(), answer)
-            except Exception as error:
-                # also what goes wrong after the commit: a registrar that answers nobody must not live on
-                self._fail(error, list(unanswered))
-                break
+                unanswered, following = following, unanswered
+        except Exception as error:
+            # also what goes wrong after the commit: a registrar that answers nobody must not live on
+            self._fail(error, [*unanswered, *following])
+            if running is not None:
+                await asyncio.wait({running})
         self._committing = False
+
+    def _submit(self) -> tuple[asyncio.Future[Batch] | None, deque[Reply]]:
+        """Give the next batch to the ledger; what it is and who waits for it, or None where nobody does."""
+        batch = self._next_batch()
+        if not batch:
+            return None, deque()
+        commands = [command for command, _ in batch]
+        running = self._loop.run_in_executor(self._thread, self._ledger.run, commands)
+        return running, deque(reply for _, reply in batch)
 
     def _answer(self, reply: Reply, answer: BatchAnswer) -> None:
         if isinstance(answer, Committed):
@@ -147,23 +170,23 @@ class Registrar:
             reply(Noted())
 
     def _await_position(self, command: AwaitPosition, reply: Reply) -> None:
+        reached = self._followed.reached
         try:
-            inputs.check_wait(command)
+            inputs.check_wait(command, most=reached + _AHEAD_MAX)
+            if command.seq > reached and len(self._followed) >= _WAITERS_MAX:
+                raise JournalUnavailable(f"{_WAITERS_MAX} others wait for a position", retry_after_s=1.0)
         except RoostError as error:
             reply(refusal(error))
             return
-        self._positions.when(
+        self._followed.when(
             command.seq,
-            lambda: reply(Reached(position=self._positions.reached)),
+            lambda: reply(Reached(position=self._followed.reached)),
             timeout_s=command.timeout_s,
-            otherwise=lambda: reply(
-                refusal(
-                    DeadlinePassed(
-                        f"the view is at event {self._positions.reached}, not yet at {command.seq}", retry_after_s=1.0
-                    )
-                )
-            ),
+            otherwise=lambda: reply(refusal(self._not_yet(command.seq))),
         )
+
+    def _not_yet(self, seq: int) -> DeadlinePassed:
+        return DeadlinePassed(f"the view is at event {self._followed.reached}, not yet at {seq}", retry_after_s=1.0)
 
     def _next_batch(self) -> list[tuple[BatchCommand, Reply]]:
         """The oldest commands that somebody still waits for: who has given up may ask again, and must not find that
@@ -178,18 +201,29 @@ class Registrar:
         return batch
 
     async def _collect(self, command: CollectOrphans, reply: Reply) -> None:
-        """Sweep between batches: a step takes a turn on the ledger's thread like a batch does."""
+        """Sweep between batches: a step takes a turn on the ledger's thread like a batch does.
+
+        One at a time, and no step once the registrar stops: what is left is there for the next one.
+        """
+        if self._sweeping:
+            reply(refusal(JournalUnavailable("a clean-up of the store is running already", retry_after_s=10.0)))
+            return
+        self._sweeping = True
         total = Swept(0, 0)
         try:
             steps = self._ledger.sweep(command)
             while step := await self._loop.run_in_executor(self._thread, next, steps, None):
                 total = total.plus(step)
+                if self._unavailable is not None:
+                    raise self._unavailable
         except RoostError as error:
             reply(refusal(error))
         except Exception as error:
             self._fail(error, [reply])
         else:
             reply(Collected(removed=total.removed, bytes=total.bytes))
+        finally:
+            self._sweeping = False
 
     def _fail(self, error: Exception, replies: list[Reply]) -> None:
         _log.error("the registrar stops: %s", error, exc_info=error)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+
+import lmdb
 
 from wire.events import Event
 from wire.outcomes import JournalUnavailable
@@ -17,6 +20,7 @@ from wire.sockets import FeedPublisher, Responder
 from .artifacts import RegistrarStore, registrar_store
 from .environment import Environment
 from .exclusive import ExclusiveFolder
+from .layout import Txn
 from .ledger import Ledger
 from .lookahead import Lookahead
 from .migrations import open_to_write
@@ -30,9 +34,14 @@ _log = logging.getLogger(__name__)
 _FLUSH_S = 0.1
 
 
-async def serve(settings: RegistrarSettings, stop: asyncio.Event) -> None:
-    """Serve until ``stop`` is set. Raises JournalUnavailable where another registrar writes this catalog, where it has
-    another layout, or once the journal can't be written any more; InvalidRequest for endpoints that can't be used."""
+async def serve(
+    settings: RegistrarSettings, stop: asyncio.Event, *, commit: Callable[[Txn], None] = lmdb.Transaction.commit
+) -> None:
+    """Serve until ``stop`` is set; ``commit`` makes a transaction of LMDB durable.
+
+    Raises JournalUnavailable where another registrar writes this catalog, where it has another layout, or once the
+    journal can't be written any more; InvalidRequest for endpoints that can't be used.
+    """
     catalog_dir = Path(settings.catalog_dir)
     store = registrar_store(Path(settings.store_dir), settings.store, shared=bool(settings.journal))
     with (
@@ -40,7 +49,7 @@ async def serve(settings: RegistrarSettings, stop: asyncio.Event) -> None:
         contextlib.closing(open_to_write(catalog_dir, settings.map_bytes)) as environment,
         contextlib.closing(_feed(settings)) as feed,
     ):
-        over_journal = _over_postgres if settings.journal else _over_lmdb
+        over_journal = _over_postgres if settings.journal else functools.partial(_over_lmdb, commit=commit)
         async with over_journal(settings, store, environment, feed) as registrar, _looking(store, registrar) as take:
             responder: Responder[AnyCommand, AnyAnswer] = Responder(
                 settings.endpoint, AnyCommand, AnyAnswer, take, curve=settings.curve
@@ -57,9 +66,10 @@ async def serve(settings: RegistrarSettings, stop: asyncio.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def _over_lmdb(
-    settings: RegistrarSettings, store: RegistrarStore, environment: Environment, feed: FeedPublisher[Event]
-) -> AsyncIterator[Registrar]:
-    ledger = Ledger(environment, store)
+    settings: RegistrarSettings, store: RegistrarStore, environment: Environment, feed: FeedPublisher[Event], *,
+    commit: Callable[[Txn], None],
+) -> AsyncIterator[Registrar]:  # fmt: skip
+    ledger = Ledger(environment, store, commit=commit)
     ledger.housekeep()
     yield Registrar(ledger, publish=feed.publish, batch_max=settings.batch_max)
 

@@ -1,12 +1,18 @@
-"""Acknowledged commits a second: by one publisher, so that each has an fsync of its own, and by 64 at once."""
+"""Acknowledged commits a second of 64 publishers: in batches, and with a commit and an fsync for each.
+
+Both are measured on the disk itself and on a stand-in for a slower one, and one publisher alone beside them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import statistics
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from catalog.blobs import BlobStore
 from catalog.client import RegistrarClient
@@ -14,39 +20,88 @@ from catalog.view import CatalogView
 from wire.events import ArtifactFacts
 from wire.registrar import AddBase, PublishRevision
 
+from ..report import percentile
 from .filled import BASE, FINGERPRINT
 from .registrar import RegistrarProcess
+from .slow_disk import COMMIT_S
 
 PUBLISHERS = 64
-_SINGLE = 300
-_EACH = 150
+_BATCH_MAX = 512
+_FSYNCS = 300
+_SLOW = "loadtest.catalog.slow_disk"
+
+
+class _Kind(NamedTuple):
+    """A way to publish: ``each`` of so many publishers, to a registrar that puts ``batch_max`` into a commit."""
+
+    publishers: int
+    each: int
+    batch_max: int
+    program: str = "catalog"
+
+
+# those whose rates are divided by each other take turns
+KINDS = {
+    "alone": _Kind(1, 300, _BATCH_MAX),
+    "single": _Kind(PUBLISHERS, 15, 1),
+    "concurrent": _Kind(PUBLISHERS, 150, _BATCH_MAX),
+    "slow_single": _Kind(PUBLISHERS, 3, 1, _SLOW),
+    "slow_concurrent": _Kind(PUBLISHERS, 50, _BATCH_MAX, _SLOW),
+}
+
+STAND_IN = {"slow_commit_s": COMMIT_S, "figures": ["slow_group_commit_over_single", "slow_commit_p99_ms"]}
+"""What of this is not real: the disk of the kinds that are called slow."""
 
 
 async def measure(folder: Path, *, rounds: int) -> dict[str, Any]:
-    """Commits a second of both kinds, a round each in turn, and the milliseconds of every one.
+    """Commits a second of each kind, a round each in turn, and the milliseconds of every commit.
 
     Raises RuntimeError where an acknowledged publish is not in the catalog afterwards.
     """
-    found: dict[str, Any] = {"single_per_s": [], "concurrent_per_s": [], "single_ms": [], "concurrent_ms": []}
-    with RegistrarProcess(folder) as registrar, closing(RegistrarClient(registrar.endpoint)) as client:
-        await client.run(AddBase(name=BASE, fingerprint=FINGERPRINT, path="/models/tiny", config=b"{}"))
-        artifacts = _upload(BlobStore(registrar.store_dir))
-        published = 0
+    found: dict[str, Any] = {f"{kind}_{figure}": [] for kind in KINDS for figure in ("per_s", "ms")}
+    with contextlib.ExitStack() as stack:
+        servers = {kind: await _start(stack, folder / kind, how) for kind, how in KINDS.items()}
         for turn in range(rounds + 1):
-            for kind, publishers, each in (("single", 1, _SINGLE), ("concurrent", PUBLISHERS, _EACH)):
+            for kind, (_, client, artifacts) in servers.items():
                 begun = time.perf_counter()
                 workers = [
-                    _publish(client, f"{kind}/p{turn}-{number}", artifacts, each) for number in range(publishers)
+                    _publish(client, f"load/p{turn}-{number}", artifacts, KINDS[kind].each)
+                    for number in range(KINDS[kind].publishers)
                 ]
                 times = [one for worker in await asyncio.gather(*workers) for one in worker]
                 rate = len(times) / (time.perf_counter() - begun)
-                published += len(times)
                 # the first round warms up
                 if turn:
                     found[f"{kind}_per_s"].append(round(rate, 1))
                     found[f"{kind}_ms"] += [round(one * 1000, 3) for one in times]
-        _check(registrar.catalog_dir, rounds + 1, published)
+        for kind, (registrar, _, _) in servers.items():
+            _check(registrar.catalog_dir, rounds + 1, KINDS[kind])
+    found["fsync_ms"] = _fsyncs(folder / "fsync")
     return found
+
+
+def summary(samples: dict[str, Any]) -> dict[str, Any]:
+    """Rates of 64 publishers in batches over those of as many with an fsync for each commit, a round with a round."""
+    found: dict[str, Any] = {}
+    for disk in ("", "slow_"):
+        pairs = zip(samples[f"{disk}concurrent_per_s"], samples[f"{disk}single_per_s"], strict=True)
+        found[f"{disk}group_commit_over_single"] = round(statistics.median(many / one for many, one in pairs), 2)
+        found[f"{disk}commit_p99_ms"] = round(percentile(samples[f"{disk}concurrent_ms"], 0.99), 2)
+    pairs = zip(samples["concurrent_per_s"], samples["alone_per_s"], strict=True)
+    found["group_commit_over_alone"] = round(statistics.median(many / one for many, one in pairs), 2)
+    found["fsync_p50_ms"] = percentile(samples["fsync_ms"], 0.5)
+    for kind in KINDS:
+        found[f"{kind}_commits_per_s"] = round(statistics.median(samples[f"{kind}_per_s"]), 1)
+    return found
+
+
+async def _start(
+    stack: contextlib.ExitStack, folder: Path, how: _Kind
+) -> tuple[RegistrarProcess, RegistrarClient, list[ArtifactFacts]]:
+    registrar = stack.enter_context(RegistrarProcess(folder, batch_max=how.batch_max, program=how.program))
+    client = stack.enter_context(closing(RegistrarClient(registrar.endpoint)))
+    await client.run(AddBase(name=BASE, fingerprint=FINGERPRINT, path="/models/tiny", config=b"{}"))
+    return registrar, client, _upload(BlobStore(registrar.store_dir))
 
 
 async def _publish(client: RegistrarClient, policy: str, artifacts: list[ArtifactFacts], count: int) -> list[float]:
@@ -62,6 +117,18 @@ async def _publish(client: RegistrarClient, policy: str, artifacts: list[Artifac
     return times
 
 
+def _fsyncs(file: Path) -> list[float]:
+    """What the disk itself takes to make a page durable, in milliseconds."""
+    times = []
+    with file.open("wb", buffering=0) as out:
+        for _ in range(_FSYNCS):
+            out.write(bytes(4096))
+            begun = time.perf_counter()
+            os.fdatasync(out.fileno())
+            times.append(round((time.perf_counter() - begun) * 1000, 3))
+    return times
+
+
 def _upload(store: BlobStore) -> list[ArtifactFacts]:
     found = []
     for content in (b"one", b"two"):
@@ -72,13 +139,10 @@ def _upload(store: BlobStore) -> list[ArtifactFacts]:
     return found
 
 
-def _check(catalog_dir: Path, turns: int, published: int) -> None:
-    view = CatalogView.open(catalog_dir)
-    kept = 0
-    for turn in range(turns):
-        for kind, publishers in (("single", 1), ("concurrent", PUBLISHERS)):
-            records = [view.policy(f"{kind}/p{turn}-{number}") for number in range(publishers)]
-            kept += sum(record.latest for record in records if record is not None)
-    view.close()
+def _check(catalog_dir: Path, turns: int, kind: _Kind) -> None:
+    published = turns * kind.publishers * kind.each
+    with closing(CatalogView.open(catalog_dir)) as view:
+        records = [view.policy(f"load/p{turn}-{number}") for turn in range(turns) for number in range(kind.publishers)]
+    kept = sum(record.latest for record in records if record is not None)
     if kept != published:
         raise RuntimeError(f"{published} publishes were acknowledged, and {kept} are in the catalog")

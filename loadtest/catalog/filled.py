@@ -9,6 +9,7 @@ from itertools import count, islice
 from pathlib import Path
 
 from catalog.apply import append_all
+from catalog.collector import collecting_rarely
 from catalog.environment import Environment
 from catalog.snapshot import Snapshot
 from wire.events import AnyEvent, ArtifactFacts, BaseAdded, Event, PolicyCreated, Provenance, RevisionPublished
@@ -34,7 +35,10 @@ def facts(number: int, revision: int) -> ArtifactFacts:
 
 def fill(folder: Path, policies: int, revisions: int) -> Path:
     """The catalog's folder."""
-    with closing(Environment.create(folder, map_bytes=_MAP_BYTES, durable=False)) as environment:
+    with (
+        collecting_rarely(),
+        closing(Environment.create(folder, map_bytes=_MAP_BYTES, durable=False)) as environment,
+    ):
         events = _events(policies, revisions)
         while batch := list(islice(events, _EVENTS_A_TRANSACTION)):
             with environment.begin(write=True) as txn, Snapshot.writing(txn, environment.tables) as view:

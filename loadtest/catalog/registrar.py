@@ -16,9 +16,9 @@ _START_S = 30.0
 
 
 class RegistrarProcess:
-    """``python -m catalog`` over a fresh catalog in ``folder``; a context manager."""
+    """``python -m catalog``, or another ``program``, over a fresh catalog in ``folder``; a context manager."""
 
-    def __init__(self, folder: Path, *, journal: str = "") -> None:
+    def __init__(self, folder: Path, *, journal: str = "", batch_max: int = 512, program: str = "catalog") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.catalog_dir = folder / "catalog"
         self.store_dir = folder / "store"
@@ -28,12 +28,13 @@ class RegistrarProcess:
         self._settings = folder / "settings.json"
         settings = RegistrarSettings(
             catalog_dir=str(self.catalog_dir), store_dir=str(self.store_dir), endpoint=self.endpoint,
-            feed_endpoint=self.feed_endpoint, journal=journal,
+            feed_endpoint=self.feed_endpoint, journal=journal, batch_max=batch_max,
         )  # fmt: skip
+        self._program = program
         self._settings.write_bytes(msgspec.json.encode(settings))
 
     def __enter__(self) -> RegistrarProcess:
-        command = [sys.executable, "-m", "catalog", "--settings", str(self._settings)]
+        command = [sys.executable, "-m", self._program, "--settings", str(self._settings)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + _START_S

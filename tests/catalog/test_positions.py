@@ -41,3 +41,25 @@ async def test_at_the_end_everybody_is_called_otherwise() -> None:
         )
     positions.give_up()
     assert (order, len(positions)) == (["0", "1", "2"], 0)
+
+
+async def test_who_gave_up_leaves_no_place_behind() -> None:
+    positions = Positions(0)
+    late = 0
+
+    def count() -> None:
+        nonlocal late
+        late += 1
+
+    called: list[str] = []
+    positions.when(7, lambda: called.append("patient"), timeout_s=60, otherwise=count)
+    for turn in range(1000):
+        positions.when(1 << 40, lambda: called.append("never"), timeout_s=0.0, otherwise=count)
+        if turn % 100 == 99:
+            await asyncio.sleep(0.001)
+    while late < 1000:
+        await asyncio.sleep(0.001)
+    assert len(positions) == 1
+    assert positions.places < 100
+    positions.reach(7)
+    assert called == ["patient"]

@@ -6,12 +6,13 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import lmdb
 import pytest
 
+from catalog.blobs import Swept
 from catalog.layout import Txn
 from catalog.registrar import Registrar
 from tests.catalog.harness import BASE, Catalog, add_base, upload
@@ -20,11 +21,13 @@ from wire.outcomes import Outcome
 from wire.registrar import (
     AnyAnswer,
     AnyCommand,
+    AwaitPosition,
     Collected,
     CollectOrphans,
     Committed,
     CreatePolicy,
     PublishRevision,
+    Reached,
     ReadJournal,
     Refusal,
 )
@@ -223,6 +226,33 @@ async def test_orphans_are_removed_between_batches(harness: Harness) -> None:
     assert refused.outcome is Outcome.ARTIFACT_UNAVAILABLE
 
 
+async def test_one_sweep_at_a_time_and_none_goes_on_when_the_registrar_stops(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, gate = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def endless(command: CollectOrphans) -> Iterator[Swept]:
+        while True:
+            loop.call_soon_threadsafe(begun.set)
+            assert gate.wait(timeout=30)
+            yield Swept(1, 1)
+
+    monkeypatch.setattr(harness.catalog.ledger, "sweep", endless)
+    running = harness.ask(CollectOrphans())
+    await begun.wait()
+    refused = await harness.ask(CollectOrphans()).answer
+    assert isinstance(refused, Refusal)
+    assert "running already" in refused.message
+    stopping = asyncio.ensure_future(harness.registrar.stop())
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.wait_for(stopping, 10)
+    ended = await running.answer
+    assert isinstance(ended, Refusal)
+    assert "stopping" in ended.message
+
+
 async def test_a_sweep_without_an_age_is_refused(harness: Harness) -> None:
     answer = await harness.ask(CollectOrphans(older_than_s=float("nan"))).answer
     assert isinstance(answer, Refusal)
@@ -247,6 +277,28 @@ async def test_the_queue_is_bounded(harness: Harness, monkeypatch: pytest.Monkey
     harness.open_disk()
     for reply in waiting:
         assert isinstance(await reply.answer, Committed)
+
+
+async def test_those_who_wait_for_a_position_keep_no_writer_out(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catalog.registrar._QUEUE_MAX", 3)
+    monkeypatch.setattr("catalog.registrar._WAITERS_MAX", 5)
+    harness.open_disk()
+    waiting = [harness.ask(AwaitPosition(seq=2)) for _ in range(5)]
+    refused = await harness.ask(AwaitPosition(seq=2)).answer
+    assert isinstance(refused, Refusal)
+    assert (refused.outcome, refused.retry_after_s) == (Outcome.JOURNAL_UNAVAILABLE, 1.0)
+    assert await harness.ask(AwaitPosition(seq=0)).answer == Reached(position=0)
+    assert isinstance(await harness.ask(add_base()).answer, Committed)
+    assert isinstance(await harness.ask(policy(1)).answer, Committed)
+    assert {(await reply.answer) for reply in waiting} == {Reached(position=2)}
+
+
+async def test_a_position_that_no_journal_reaches_is_refused(harness: Harness) -> None:
+    answer = await harness.ask(AwaitPosition(seq=1 << 50)).answer
+    assert isinstance(answer, Refusal)
+    assert (answer.outcome, answer.field) == (Outcome.INVALID_REQUEST, "seq")
 
 
 async def test_what_breaks_after_a_commit_ends_the_registrar_and_leaves_nobody_waiting(harness: Harness) -> None:
