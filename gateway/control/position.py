@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
+from wire.outcomes import QuotaExceeded
 from wire.registrar import AwaitPosition
 
 from .described import Description, Query, described
@@ -39,7 +40,9 @@ async def position(request: web.Request) -> web.Response:
     caller(request)
     seq = whole_number(request, "reached", 0)
     timeout_s = whole_number(request, "timeout_s", 10, most=_MAX_WAIT_S)
-    found = await services(request).registrar.run(
-        AwaitPosition(seq=seq, timeout_s=timeout_s), timeout_s=timeout_s + _MARGIN_S
-    )
+    shared = services(request)
+    if shared.waits.locked():
+        raise QuotaExceeded("this gateway has as many requests that wait for a position as it takes", retry_after_s=1.0)
+    async with shared.waits:
+        found = await shared.registrar.run(AwaitPosition(seq=seq, timeout_s=timeout_s), timeout_s=timeout_s + _MARGIN_S)
     return answer(PositionDocument(found.position))

@@ -17,6 +17,8 @@ from gateway.nodes import NodeTable
 
 # files being checked at a time: each is read whole
 _EXAMINATIONS = 2
+# requests that wait for a position at a time
+_WAITS = 256
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Services:
     collector: Collector
     max_artifact_bytes: int
     examinations: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_EXAMINATIONS))
+    waits: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_WAITS))
 
     @property
     def view(self) -> CatalogView:

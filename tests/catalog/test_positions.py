@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from catalog.positions import Positions
 
@@ -45,11 +46,11 @@ async def test_at_the_end_everybody_is_called_otherwise() -> None:
 
 async def test_who_gave_up_leaves_no_place_behind() -> None:
     positions = Positions(0)
-    late = 0
+    late, all_late = itertools.count(1), asyncio.Event()
 
     def count() -> None:
-        nonlocal late
-        late += 1
+        if next(late) == 1000:
+            all_late.set()
 
     called: list[str] = []
     positions.when(7, lambda: called.append("patient"), timeout_s=60, otherwise=count)
@@ -57,8 +58,7 @@ async def test_who_gave_up_leaves_no_place_behind() -> None:
         positions.when(1 << 40, lambda: called.append("never"), timeout_s=0.0, otherwise=count)
         if turn % 100 == 99:
             await asyncio.sleep(0.001)
-    while late < 1000:
-        await asyncio.sleep(0.001)
+    await asyncio.wait_for(all_late.wait(), 10)
     assert len(positions) == 1
     assert positions.places < 100
     positions.reach(7)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+
+import pytest
 
 from .mesh import Mesh
 from .revisions import revision_bytes
@@ -25,6 +28,22 @@ async def test_what_does_not_come_in_time_is_a_deadline_passed(tmp_path: Path) -
         assert (told.status, told.json["error"]["type"]) == (504, "deadline")
         for query in ("reached=-1", "reached=x", "timeout_s=3600"):
             assert (await mesh.ask("GET", f"{POSITION}?{query}")).status == 400
+
+
+async def test_those_who_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.control.services._WAITS", 2)
+    async with Mesh(tmp_path) as mesh:
+        seq = (await publish(mesh, "acme/support", revision_bytes(1))).json["seq"]
+        there = f"{POSITION}?reached={seq + 1}&timeout_s=30"
+        waiting = [asyncio.create_task(mesh.ask("GET", there)) for _ in range(2)]
+        for _ in range(1000):
+            told = await mesh.ask("GET", POSITION)
+            if told.status != 200:
+                break
+            await asyncio.sleep(0.01)
+        assert (told.status, told.json["error"]["type"]) == (429, "quota")
+        await publish(mesh, "acme/other", revision_bytes(2))
+        assert {(await task).status for task in waiting} == {200}
 
 
 async def test_an_idempotency_key_must_be_a_word(tmp_path: Path) -> None:
