@@ -205,6 +205,11 @@ def check_command_id(command_id: str) -> None:
         _check_word(command_id, "command_id")
 
 
+def may_be_command_id(text: str) -> bool:
+    """Whether a command can ever have been taken under this id."""
+    return _WORD_RE.fullmatch(text) is not None
+
+
 def check_slice(command: ReadJournal) -> None:
     """Raises InvalidRequest."""
     if command.after < 0:

@@ -128,9 +128,9 @@ class PostgresLedger:
         attempt.connected = False
         connection = await self._connected()
         attempt.connected = True
-        async with connection.transaction():
+        async with connection.transaction(isolation="read_committed"):
             head = await journal.lock(connection)
-            before = await journal.done_before(connection, [command.command_id for command in commands])
+            before = await journal.done_before(connection, _possible_ids(commands))
             now_ms = self._now_ms or (lambda: head.now_ms)
             known, store = KnownRows(), _SizesOnce(self._store)
             while True:
@@ -155,7 +155,7 @@ class PostgresLedger:
     async def _locked_step(self, steps: Iterator[Swept]) -> Swept | None:
         try:
             connection = await self._connected()
-            async with connection.transaction():
+            async with connection.transaction(isolation="read_committed"):
                 await journal.lock(connection)
                 # the step asks from its thread, and is answered on this loop
                 self._naming = connection, asyncio.get_running_loop()
@@ -257,7 +257,15 @@ def _identified(command: WriteCommand) -> WriteCommand:
     return command if command.command_id else msgspec.structs.replace(command, command_id=uuid.uuid4().hex)
 
 
+def _possible_ids(commands: Sequence[WriteCommand]) -> list[str]:
+    """Those that can have been taken before: PostgreSQL would refuse the whole batch for a text that is none to it."""
+    return [command.command_id for command in commands if inputs.may_be_command_id(command.command_id)]
+
+
 def _hash(command: WriteCommand) -> bytes:
+    """Of what was asked, without what nodes happened to hold then: sent again, a request says otherwise."""
+    if getattr(command, "in_use", ()):
+        command = msgspec.structs.replace(command, in_use=())
     return hashlib.blake2b(msgspec.msgpack.encode(command), digest_size=16).digest()
 
 

@@ -63,7 +63,7 @@ async def migrate(connection: Connection) -> None:
     """Bring the schema to this release's version. Raises JournalUnavailable for one of a later release."""
     if await versions(connection) == LATEST:
         return
-    async with connection.transaction():
+    async with connection.transaction(isolation="read_committed"):
         await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK_KEY)
         found = await versions(connection)
         if found is None:

@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from catalog.checks import WriteCommand
+from catalog.inputs import check_command_id
 from catalog.names import check_policy
 from catalog.records import PolicyRecord
 from gateway.auth import Caller
@@ -108,10 +109,13 @@ async def committed(request: web.Request, command: WriteCommand) -> CommittedDoc
     """What the registrar committed for ``command``. Raises what it refuses with.
 
     Under an ``Idempotency-Key``, which is the asker's own, a request that is sent again, to whatever gateway, has its
-    effect once: where the journal lies in PostgreSQL.
+    effect once: where the journal lies in PostgreSQL. Raises InvalidRequest for a key that is no word.
     """
     if key := request.headers.get("Idempotency-Key"):
-        command = msgspec.structs.replace(command, command_id=f"{command.actor or 'anonymous'}.{key}")
+        command_id = f"{command.actor or 'anonymous'}.{key}"
+        # here already: what is no text has no place in a message to the registrar
+        check_command_id(command_id)
+        command = msgspec.structs.replace(command, command_id=command_id)
     return CommittedDocument.told(await services(request).registrar.run(command))
 
 

@@ -53,3 +53,15 @@ async def test_an_idempotency_key_must_be_a_word(tmp_path: Path) -> None:
         assert (told.status, told.json["error"]["param"]) == (400, "command_id")
         told = await mesh.ask("POST", f"{ADMIN}/policies", json=body, headers={"Idempotency-Key": "a-word"})
         assert told.status == 200
+
+
+async def test_an_idempotency_key_that_is_no_text_is_refused_and_not_a_failure(tmp_path: Path) -> None:
+    async with Mesh(tmp_path) as mesh:
+        body = b'{"policy": "acme/a", "base": "tiny"}'
+        reader, writer = await asyncio.open_connection("127.0.0.1", mesh.gateways[0].port)
+        head = f"POST {ADMIN}/policies HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+        writer.write(head.encode() + b"Idempotency-Key: \xff\xfe\r\nConnection: close\r\n\r\n" + body)
+        told = await reader.read()
+        assert told.startswith(b"HTTP/1.1 400 ")
+        assert b'"param":"command_id"' in told
+        writer.close()

@@ -19,9 +19,18 @@ from loadtest.postgres import PostgresServer
 from tests.catalog.harness import BASE, add_base, upload
 from tests.catalog.postgres.fleet import CuttingProxy
 from tests.catalog.postgres.harness import PostgresCatalog
-from wire.events import Split
+from wire.events import Retention, Split
 from wire.outcomes import JournalUnavailable, Outcome
-from wire.registrar import Committed, CreatePolicy, MoveChannel, PublishRevision, Refusal, Rollback
+from wire.registrar import (
+    Committed,
+    CreatePolicy,
+    MoveChannel,
+    PruneRevisions,
+    PublishRevision,
+    Refusal,
+    Rollback,
+    SetRetention,
+)
 
 POLICY = "acme/support"
 
@@ -52,12 +61,19 @@ def test_the_same_command_under_the_same_id_has_its_effect_once(fleet_catalog: P
     assert fleet_catalog.view.position() == other.seq
 
 
-@pytest.mark.parametrize("command_id", ["once", "not a word", "x" * 500])
+@pytest.mark.parametrize("command_id", ["once", "not a word", "x" * 500, "a\0b"])
 def test_an_id_belongs_to_one_command(fleet_catalog: PostgresCatalog, command_id: str) -> None:
     fleet_catalog.run(Rollback(policy=POLICY, command_id="once"))
     (answer,) = fleet_catalog.answers(Rollback(policy=POLICY, to=1, command_id=command_id))
     assert isinstance(answer, Refusal)
     assert (answer.outcome, answer.field) == (Outcome.INVALID_REQUEST, "command_id")
+
+
+def test_what_nodes_hold_is_no_part_of_what_was_asked(fleet_catalog: PostgresCatalog) -> None:
+    fleet_catalog.run(SetRetention(policy=POLICY, retention=Retention(keep_last=1)))
+    first = fleet_catalog.run(PruneRevisions(policy=POLICY, command_id="once"))
+    assert first.count == 2
+    assert fleet_catalog.run(PruneRevisions(policy=POLICY, command_id="once", in_use=("a" * 64,))) == first
 
 
 def test_what_was_refused_may_be_asked_again_under_its_id(fleet_catalog: PostgresCatalog) -> None:
