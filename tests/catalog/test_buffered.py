@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catalog.apply import append
+from catalog.apply import append, append_all
 from catalog.buffered import BufferedTable
 from catalog.environment import Environment
 from catalog.snapshot import Snapshot
@@ -62,8 +62,7 @@ def test_one_batch_of_events_leaves_the_bytes_that_one_event_at_a_time_leaves(tm
         with closing(Environment.create(tmp_path / name, map_bytes=1 << 24, durable=False)) as environment:
             for start in range(0, len(events), size):
                 with environment.begin(write=True) as txn, Snapshot.writing(txn, environment.tables) as view:
-                    for event in events[start : start + size]:
-                        append(view, event)
+                    append_all(view, events[start : start + size])
             dumps.append(dump(environment))
     with closing(Environment.create(tmp_path / "plain", map_bytes=1 << 24, durable=False)) as environment:
         with environment.begin(write=True) as txn:

@@ -19,12 +19,15 @@ from catalog.view import CatalogView
 from tests.catalog.harness import BASE, add_base, upload
 from tests.catalog.processes import ROOT, RegistrarProcess, eventually
 from wire.curve import CurveKeys, make_keys
+from wire.events import ArtifactFacts
 from wire.outcomes import ArtifactUnavailable, JournalUnavailable, NotFound
 from wire.registrar import (
     AnyCommand,
     Collected,
     CollectOrphans,
     CreatePolicy,
+    ImportedRevision,
+    ImportRevisions,
     JournalSlice,
     PublishRevision,
     ReadJournal,
@@ -169,6 +172,21 @@ async def test_a_follower_gets_every_event_once_and_in_order_across_restarts(reg
     await eventually_runs(client, CreatePolicy(policy="acme/after", base=BASE))
     await eventually(lambda: follower.position == 7)
     assert seen == list(range(1, 8))
+    follower.close()
+    client.close()
+
+
+async def test_a_follower_gets_every_event_of_an_import(registrar: RegistrarProcess) -> None:
+    client = registrar.client()
+    await client.run(add_base())
+    seen: list[int] = []
+    follower = JournalFollower(registrar.feed_endpoint, client, lambda event: seen.append(event.seq), after=0)
+    await eventually(lambda: seen == [1])
+    facts = ArtifactFacts("a" * 64, 1000, 8, ("q", "v"), "bf16", 4, 1024)
+    revisions = tuple(ImportedRevision(policy=f"acme/p{number}", base=BASE, artifact=facts) for number in range(1500))
+    await client.run(ImportRevisions(revisions=revisions, external=True))
+    await eventually(lambda: follower.position == 3001)
+    assert seen == list(range(1, 3002))
     follower.close()
     client.close()
 

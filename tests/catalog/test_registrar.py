@@ -16,7 +16,7 @@ from catalog.blobs import Swept
 from catalog.layout import Txn
 from catalog.registrar import Registrar
 from tests.catalog.harness import BASE, Catalog, add_base, upload
-from wire.events import Event
+from wire.events import ArtifactFacts, Event
 from wire.outcomes import Outcome
 from wire.registrar import (
     AnyAnswer,
@@ -26,6 +26,8 @@ from wire.registrar import (
     CollectOrphans,
     Committed,
     CreatePolicy,
+    ImportedRevision,
+    ImportRevisions,
     PublishRevision,
     Reached,
     ReadJournal,
@@ -310,3 +312,27 @@ async def test_what_breaks_after_a_commit_ends_the_registrar_and_leaves_nobody_w
     assert {answer.outcome for answer in answers if isinstance(answer, Refusal)} == {Outcome.JOURNAL_UNAVAILABLE}
     assert len(answers) == 3
     assert harness.registrar.failed.done()
+
+
+async def test_the_next_batch_is_on_its_way_to_the_disk_before_the_last_one_is_answered(harness: Harness) -> None:
+    first = harness.ask(add_base(), "base")
+    await harness.committing()
+    second = harness.ask(policy(1), "policy")
+    harness.disk.gate.release()
+    await first.answer
+    await harness.committing()
+    assert harness.order == ["durable", "announce 1", "answer base"]
+    harness.open_disk()
+    assert await second.answer == Committed(seq=2, policy="acme/p1", version=1)
+    assert harness.order[3:] == ["durable", "announce 2", "answer policy"]
+
+
+async def test_of_an_import_the_last_event_alone_is_announced(harness: Harness) -> None:
+    harness.open_disk()
+    await harness.ask(add_base()).answer
+    facts = ArtifactFacts("a" * 64, 1000, 8, ("q", "v"), "bf16", 4, 1024)
+    revisions = tuple(ImportedRevision(policy=f"acme/p{number}", base=BASE, artifact=facts) for number in range(1500))
+    answer = await harness.ask(ImportRevisions(revisions=revisions, external=True)).answer
+    assert isinstance(answer, Committed)
+    assert [event.seq for event in harness.events] == [1, answer.seq]
+    assert answer.seq == 3001
