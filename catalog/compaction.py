@@ -6,16 +6,20 @@ killed, replaying the snapshot and the events behind it makes the view.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
+
+from wire.outcomes import InvalidRequest
 
 from .environment import BASE_FILE, Environment
 from .layout import number_key
 from .snapshot import Snapshot
-from .stream import Progress, write_base
+from .stream import Progress, Reader, write_base
 
 _EVENTS_A_TRANSACTION = 20_000
 
@@ -31,6 +35,34 @@ def base_of(catalog_dir: Path) -> Path | None:
     """The snapshot that the journal of this catalog continues, where it was compacted."""
     file = catalog_dir / BASE_FILE
     return file if file.exists() else None
+
+
+@contextlib.contextmanager
+def opened_base(environment: Environment) -> Iterator[Reader | None]:
+    """The same, opened. Raises InvalidRequest where it is missing or is not the one that the journal continues."""
+    file = base_of(environment.path)
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(file.open("rb")) if file is not None else None
+        _must_continue(environment, source)
+        yield Reader(source) if source is not None else None
+
+
+def _must_continue(environment: Environment, source: BinaryIO | None) -> None:
+    """The journal must have the snapshot's newest event, the very same; without a snapshot, its own first one."""
+    reader = Reader(source) if source is not None else None
+    position = reader.header.position if reader is not None else 0
+    newest = next(reader.entries(), None) if reader is not None else None
+    if source is not None:
+        source.seek(0)
+    first = first_event(environment)
+    with environment.begin() as txn:
+        raw = txn.get(number_key(position), db=environment.tables.journal.handle)
+    if first > max(position, 1):
+        raise InvalidRequest(f"the journal begins at event {first}, and the snapshot {BASE_FILE} before it is missing")
+    if position and newest != ("journal", number_key(position), raw):
+        raise InvalidRequest(
+            f"{BASE_FILE} is not of this journal: its newest event, {position}, is another one there or missing"
+        )
 
 
 def compact(environment: Environment, progress: Progress = lambda count: None) -> Compacted:

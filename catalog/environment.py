@@ -39,9 +39,14 @@ class Environment:
         """Open to write; made where it does not exist yet. ``durable=False`` is for scratch copies only.
 
         Every commit writes its pages, fsyncs them, and only then writes the meta page that makes them visible,
-        through a descriptor opened O_DSYNC. Raises JournalUnavailable for another layout.
+        through a descriptor opened O_DSYNC. Raises JournalUnavailable for another layout, and for a snapshot without
+        the journal that continues it.
         """
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (path / BASE_FILE).exists() and not (path / DATA_FILE).exists():
+            raise JournalUnavailable(
+                f"{path} has {BASE_FILE}, and the catalog that continues it is gone: restore both, or move it away"
+            )
         with _told(f"the catalog in {path} can't be opened"):
             env = lmdb.open(
                 str(path), map_size=map_bytes, max_dbs=_MAX_DATABASES, max_readers=_MAX_READERS, max_spare_txns=1,

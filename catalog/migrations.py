@@ -25,6 +25,8 @@ from .replay import rebuild_from
 _log = logging.getLogger(__name__)
 
 _MIGRATING = "migrating"
+# address space, whatever the catalog's own: the data may have outgrown what that began with
+_MAP_BYTES = 1 << 40
 
 
 def open_to_write(catalog_dir: Path, map_bytes: int) -> Environment:
@@ -32,11 +34,11 @@ def open_to_write(catalog_dir: Path, map_bytes: int) -> Environment:
 
     Raises JournalUnavailable.
     """
-    migrate(catalog_dir, map_bytes=map_bytes)
+    migrate(catalog_dir)
     return Environment.create(catalog_dir, map_bytes=map_bytes)
 
 
-def migrate(catalog_dir: Path, *, map_bytes: int) -> int | None:
+def migrate(catalog_dir: Path) -> int | None:
     """Migrate the catalog if it is older; the layout that it had, or None where there was nothing to do.
 
     Only who holds the folder (exclusive.py) may call this, and no reader may have the catalog open: it would go on
@@ -52,7 +54,7 @@ def migrate(catalog_dir: Path, *, map_bytes: int) -> int | None:
         _log.info("migrating the catalog in %s from layout %d to %d", catalog_dir, layout, LAYOUT_VERSION)
         part = catalog_dir / _MIGRATING
         shutil.rmtree(part, ignore_errors=True)
-        with contextlib.closing(Environment.create(part, map_bytes=map_bytes, durable=False)) as new:
+        with contextlib.closing(Environment.create(part, map_bytes=_MAP_BYTES, durable=False)) as new:
             events = rebuild_from(read(env), new)
             new.sync()
     _put_in_place(catalog_dir, part, layout)

@@ -14,11 +14,11 @@ from wire.events import Event
 from wire.outcomes import JournalUnavailable
 
 from .apply import append_all
-from .compaction import base_of
+from .compaction import opened_base
 from .environment import Environment
 from .layout import Txn, number_key
 from .snapshot import Snapshot
-from .stream import Reader, load
+from .stream import load
 
 _EVENTS_A_TRANSACTION = 10_000
 # address space of a scratch copy; the file takes what is written
@@ -46,17 +46,21 @@ def check_catalog(catalog_dir: Path, scratch_dir: Path | None = None) -> Replay:
 
 
 def check_environment(environment: Environment, scratch_dir: Path | None = None) -> Replay:
-    """The same for an environment that is open already."""
+    """The same for an environment that is open already.
+
+    Raises InvalidRequest too, where the snapshot that the journal continues is damaged, missing or another one.
+    """
     with (
+        opened_base(environment) as base,
         tempfile.TemporaryDirectory(prefix="replay-", dir=scratch_dir) as folder,
         contextlib.closing(Environment.create(Path(folder), map_bytes=_SCRATCH_BYTES, durable=False)) as scratch,
         environment.begin() as txn,
     ):
         source = Snapshot(txn, environment.tables)
-        base = _load_base(environment, scratch)
-        events = rebuild(source, scratch, after=base)
+        position = load(base, scratch).position if base is not None else 0
+        events = rebuild(source, scratch, after=position)
         with scratch.begin() as rebuilt_txn:
-            rows, differences = _compare(_dump(environment, txn, base), _dump(scratch, rebuilt_txn, base))
+            rows, differences = _compare(_dump(environment, txn, position), _dump(scratch, rebuilt_txn, position))
     return Replay(events, rows, tuple(differences))
 
 
@@ -66,15 +70,6 @@ def rebuild(source: Snapshot, into: Environment, *, after: int = 0) -> int:
     if after + count != source.position():
         raise JournalUnavailable(f"the journal is damaged: {count} events end at position {source.position()}")
     return count
-
-
-def _load_base(environment: Environment, scratch: Environment) -> int:
-    """What stands for the events that were compacted away; the position of it, 0 where there is none."""
-    base = base_of(environment.path)
-    if base is None:
-        return 0
-    with base.open("rb") as file:
-        return load(Reader(file), scratch).position
 
 
 def rebuild_from(events: Iterator[Event], into: Environment) -> int:

@@ -27,7 +27,7 @@ from wire.events import Event
 from wire.outcomes import InvalidRequest
 
 from .apply import append
-from .durable import fsync_folder
+from .durable import create_private, fsync_folder
 from .environment import BASE_FILE, DATA_FILE, Environment
 from .layout import LAYOUT_VERSION, MAX_KEY_BYTES, Txn, number_key
 from .names import shown
@@ -84,19 +84,18 @@ def write_snapshot(environment: Environment, out: BinaryIO, progress: Progress =
 
 
 def write_export(
-    environment: Environment, out: BinaryIO, *, behind: Path | None = None, progress: Progress = _ignore
+    environment: Environment, out: BinaryIO, *, behind: Reader | None = None, progress: Progress = _ignore
 ) -> Summary:
     """Write every event that there is, behind the snapshot that stands for the older ones where there is one.
 
-    Raises InvalidRequest where that snapshot is missing or is not the one; OSError.
+    Raises InvalidRequest where that snapshot is missing or damaged; OSError.
     """
-    with environment.begin() as txn, contextlib.ExitStack() as stack:
+    with environment.begin() as txn:
         view = Snapshot(txn, environment.tables)
         position = 0
         rows: Iterable[Row] = ()
         if behind is not None:
-            reader = Reader(stack.enter_context(behind.open("rb")))
-            position, rows = reader.header.position, reader.rows()
+            position, rows = behind.header.position, behind.rows()
         writer = _Writer(out, Header("catalog", FORMAT, LAYOUT_VERSION, position), progress)
         for row in rows:
             writer.row(row)
@@ -115,7 +114,8 @@ def write_export(
 def write_base(environment: Environment, progress: Progress = _ignore) -> int:
     """Put a durable snapshot beside the catalog that stands for the events so far; its position. Raises OSError."""
     part = environment.path / f"{BASE_FILE}.part"
-    with part.open("wb") as out:
+    part.unlink(missing_ok=True)
+    with create_private(part) as out:
         position = write_snapshot(environment, out, progress).position
         out.flush()
         os.fsync(out.fileno())
@@ -200,8 +200,12 @@ def restore(file: BinaryIO, catalog_dir: Path, progress: Progress = _ignore) -> 
     Raises InvalidRequest for a damaged stream or a catalog that is there; JournalUnavailable for events that contradict
     each other.
     """
-    if (catalog_dir / DATA_FILE).exists():
-        raise InvalidRequest(f"there is a catalog in {shown(str(catalog_dir))}: restore into a fresh folder")
+    for name in (DATA_FILE, BASE_FILE):
+        if (catalog_dir / name).exists():
+            raise InvalidRequest(
+                f"there is a catalog, or what is left of one, in {shown(str(catalog_dir))} ({name}): restore into a "
+                "fresh folder"
+            )
     catalog_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = catalog_dir / f"restoring-{secrets.token_hex(4)}"
     try:
@@ -219,7 +223,7 @@ def restore(file: BinaryIO, catalog_dir: Path, progress: Progress = _ignore) -> 
 
 
 def load(reader: Reader, environment: Environment, progress: Progress = _ignore) -> Summary:
-    """Put a stream into an empty environment."""
+    """Put a stream into an empty environment. Raises what ``restore`` does of a stream."""
     handles = {name: table.handle for name, table in environment.tables.named().items()}
     entries = reader.entries()
     rows = events = 0
@@ -228,6 +232,8 @@ def load(reader: Reader, environment: Environment, progress: Progress = _ignore)
         with environment.begin(write=True) as txn, Snapshot.writing(txn, environment.tables) as view:
             for entry in batch:
                 if isinstance(entry, Event):
+                    if not events:
+                        _must_be_at(view, position)
                     append(view, entry)
                     events, position = events + 1, entry.seq
                     continue
@@ -238,7 +244,16 @@ def load(reader: Reader, environment: Environment, progress: Progress = _ignore)
                     )
                 rows += 1
         progress(rows + events)
+    with environment.begin() as txn:
+        _must_be_at(Snapshot(txn, environment.tables), position)
     return Summary(position, rows, events)
+
+
+def _must_be_at(view: Snapshot, position: int) -> None:
+    if view.position() != position:
+        raise InvalidRequest(
+            f"the stream is damaged: it says that its rows are at event {position}, and they are at {view.position()}"
+        )
 
 
 class _Writer:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import getpass
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -16,8 +17,9 @@ import typer
 from catalog import compaction, stream
 from catalog.artifact_check import check_artifacts
 from catalog.artifacts import open_store, registrar_store
+from catalog.backup import backup
 from catalog.bulk import Bookmark, Item, Totals, import_all, open_importer, read_lines
-from catalog.durable import fsync_folder
+from catalog.durable import create_private, fsync_folder
 from catalog.environment import Environment
 from catalog.exclusive import ExclusiveFolder
 from catalog.migrations import open_to_write
@@ -75,8 +77,11 @@ def import_(
 def export(context: typer.Context, file: Target, as_json: AsJson = False) -> None:
     """Write everything there is, with its history, as one stream of MessagePack."""
     folder = session(context).layout().catalog
-    with _environment(folder) as environment, _written(file) as out, count_progress("Exporting") as progress:
-        found = stream.write_export(environment, out, behind=compaction.base_of(folder), progress=progress)
+    with (
+        _environment(folder) as environment, compaction.opened_base(environment) as behind, _written(file) as out,
+        count_progress("Exporting") as progress,
+    ):  # fmt: skip
+        found = stream.write_export(environment, out, behind=behind, progress=progress)
     _tell_stream("Exported", found, file, as_json)
 
 
@@ -107,15 +112,12 @@ def restore(
 
 
 @app.command("backup")
-def backup(
+def back_up(
     context: typer.Context, folder: Annotated[Path, typer.Argument(help="A folder that is empty or to be made.")]
 ) -> None:
-    """Copy the catalog's file while it is in use: a catalog that can be opened as it is."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if any(folder.iterdir()):
-        raise InvalidRequest(f"{folder} is not empty", field="folder")
+    """Copy the catalog while it is in use: a catalog that can be opened as it is."""
     with _environment(session(context).layout().catalog) as environment:
-        environment.copy(folder)
+        backup(environment, folder)
     tell("Copied to ", (str(folder), "bold"))
 
 
@@ -274,10 +276,10 @@ def _must_be_there(catalog_dir: Path) -> None:
 
 @contextlib.contextmanager
 def _written(file: Path) -> Iterator[BinaryIO]:
-    """A file that is there whole, and durable, or not at all."""
-    part = file.with_name(f".{file.name}.{os.getpid()}")
+    """A file that is there whole, durable and its owner's alone, or not at all."""
+    part = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with part.open("wb") as out:
+        with create_private(part) as out:
             yield out
             out.flush()
             os.fsync(out.fileno())

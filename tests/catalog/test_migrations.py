@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import lzma
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from catalog.environment import Environment
 from catalog.layout import LAYOUT_KEY
-from catalog.migrations import migrate
+from catalog.migrations import migrate, open_to_write
 from catalog.names import parse_reference
 from catalog.replay import check_catalog
 from catalog.view import CatalogView
@@ -38,7 +39,7 @@ def test_readers_refuse_a_catalog_that_the_registrar_has_not_migrated(former: Pa
 
 
 def test_everything_that_layout_1_held_is_there_after_migrating(former: Path) -> None:
-    assert migrate(former, map_bytes=MAP_BYTES) == 1
+    assert migrate(former) == 1
     view = CatalogView.open(former)
     assert view.position() == 20
     assert [base.name for base in view.bases()] == ["other", "tiny"]
@@ -67,26 +68,33 @@ def test_everything_that_layout_1_held_is_there_after_migrating(former: Path) ->
 
 def test_the_former_file_is_kept_and_a_second_start_has_nothing_to_do(former: Path) -> None:
     before = (former / "data.mdb").read_bytes()
-    migrate(former, map_bytes=MAP_BYTES)
+    migrate(former)
     assert (former / "data.layout-1.mdb").read_bytes() == before
-    assert migrate(former, map_bytes=MAP_BYTES) is None
+    assert migrate(former) is None
     assert sorted(path.name for path in former.iterdir()) == ["data.layout-1.mdb", "data.mdb", "lock.mdb"]
 
 
 def test_what_a_killed_migration_left_is_not_in_the_way(former: Path) -> None:
     (former / "migrating").mkdir()
     (former / "migrating" / "data.mdb").write_bytes(b"half a file")
-    assert migrate(former, map_bytes=MAP_BYTES) == 1
+    assert migrate(former) == 1
+    assert check_catalog(former).events == 20
+
+
+def test_data_that_outgrew_the_map_are_migrated(former: Path) -> None:
+    small = 1 << 15
+    with closing(open_to_write(former, small)) as environment:
+        assert environment.map_bytes > small
     assert check_catalog(former).events == 20
 
 
 def test_nothing_is_migrated_where_there_is_nothing_or_something_newer(tmp_path: Path) -> None:
-    assert migrate(tmp_path, map_bytes=MAP_BYTES) is None
+    assert migrate(tmp_path) is None
     environment = Environment.create(tmp_path / "catalog", map_bytes=MAP_BYTES)
     with environment.begin(write=True) as txn:
         txn.put(LAYOUT_KEY, b"99", db=environment.meta)
     environment.close()
-    assert migrate(tmp_path / "catalog", map_bytes=MAP_BYTES) is None
+    assert migrate(tmp_path / "catalog") is None
 
 
 async def test_a_registrar_migrates_when_it_starts_and_goes_on_from_there(tmp_path: Path) -> None:

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import msgpack
 import pytest
+from blake3 import blake3
 
-from catalog.compaction import base_of, compact, first_event
+from catalog.compaction import compact, first_event, opened_base
+from catalog.environment import Environment
 from catalog.replay import check_catalog, check_environment
 from catalog.stats import stats
 from catalog.stream import restore, write_base, write_export, write_snapshot
 from catalog.view import CatalogView
 from tests.catalog.harness import Catalog, add_base
 from wire.events import Split
-from wire.outcomes import InvalidRequest, Outcome
+from wire.outcomes import InvalidRequest, JournalUnavailable, Outcome
 from wire.registrar import CreateKey, JournalSlice, MoveChannel, ReadJournal, Refusal
 
 
@@ -37,7 +39,8 @@ def snapshot_of(catalog: Catalog) -> bytes:
 
 def export_of(catalog: Catalog) -> bytes:
     out = io.BytesIO()
-    write_export(catalog.environment, out, behind=base_of(catalog.environment.path))
+    with opened_base(catalog.environment) as behind:
+        write_export(catalog.environment, out, behind=behind)
     return out.getvalue()
 
 
@@ -111,7 +114,54 @@ def test_other_streams_are_refused_at_their_beginning(tmp_path: Path, header: ob
         restore(io.BytesIO(msgpack.packb(header)), tmp_path / "other")
 
 
+@pytest.mark.parametrize("left", ["data.mdb", "journal-base.roost"])
+def test_nothing_is_restored_beside_what_another_catalog_left(full: Catalog, tmp_path: Path, left: str) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / left).write_bytes(b"left")
+    with pytest.raises(InvalidRequest, match=f"what is left of one.*{left}"):
+        restore(io.BytesIO(export_of(full)), tmp_path / "other")
+    assert [file.name for file in (tmp_path / "other").iterdir()] == [left]
+
+
+@pytest.mark.parametrize("moved", [-1, 1])
+def test_a_position_that_the_rows_are_not_at_is_refused(full: Catalog, tmp_path: Path, moved: int) -> None:
+    position = full.view.position()
+    stream = io.BytesIO(snapshot_of(full))
+    unpacker = msgpack.Unpacker(stream)
+    header, *rows, _ = unpacker
+    packed = b"".join(map(msgpack.packb, [header | {"position": position + moved}, *rows]))
+    trailer = {"entries": len(rows), "digest": blake3(packed).hexdigest()}
+    with pytest.raises(InvalidRequest, match="are at event"):
+        restore(io.BytesIO(packed + msgpack.packb(trailer)), tmp_path / "moved")
+    assert list((tmp_path / "moved").iterdir()) == []
+
+
 class TestCompaction:
+    def test_a_snapshot_of_another_journal_is_not_taken_for_its_own(self, full: Catalog, tmp_path: Path) -> None:
+        with closing(Catalog(tmp_path / "other")) as other:
+            for number in range(40):
+                other.run(add_base(f"base{number}"))
+            compact(other.environment)
+            stale = (other.environment.path / "journal-base.roost").read_bytes()
+        (full.environment.path / "journal-base.roost").write_bytes(stale)
+        for use in (check_environment, lambda environment: export_of(full)):
+            with pytest.raises(InvalidRequest, match="is not of this journal"):
+                use(full.environment)
+
+    def test_a_lost_snapshot_is_missed(self, full: Catalog) -> None:
+        compact(full.environment)
+        (full.environment.path / "journal-base.roost").unlink()
+        for use in (check_environment, lambda environment: export_of(full)):
+            with pytest.raises(InvalidRequest, match="before it is missing"):
+                use(full.environment)
+
+    def test_no_journal_begins_beside_an_old_snapshot(self, full: Catalog, tmp_path: Path) -> None:
+        compact(full.environment)
+        (tmp_path / "fresh").mkdir()
+        (tmp_path / "fresh" / "journal-base.roost").write_bytes(b"left")
+        with pytest.raises(JournalUnavailable, match="the catalog that continues it is gone"):
+            Environment.create(tmp_path / "fresh", map_bytes=1 << 20)
+
     def test_replay_is_the_snapshot_and_the_events_behind_it(self, full: Catalog) -> None:
         before = described(full.view)
         position = full.view.position()
@@ -162,12 +212,6 @@ class TestCompaction:
         full.publish("acme/support", b"afterwards")
         assert check_environment(full.environment).differences == ()
         assert first_event(full.environment) == 1
-
-
-def test_a_copy_is_a_catalog_of_its_own(full: Catalog, tmp_path: Path) -> None:
-    (tmp_path / "copy").mkdir()
-    full.environment.copy(tmp_path / "copy")
-    assert described_at(tmp_path / "copy") == described(full.view)
 
 
 def test_statistics_add_up(tmp_path: Path) -> None:
