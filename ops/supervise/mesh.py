@@ -15,7 +15,7 @@ from catalog.view import CatalogView
 from wire.events import Scope
 from wire.node import AnswerOfNode, AskOfNode, AskState, NodeReport
 from wire.outcomes import InvalidRequest, NoHealthyNode
-from wire.registrar import AddBase, CreateKey, ReadJournal
+from wire.registrar import AddBase, AwaitPosition, CreateKey
 from wire.sockets import Requester
 
 from ..config import NodeConfig, RoostConfig
@@ -143,7 +143,8 @@ class Mesh:
         )
 
     async def _registrar_answers(self) -> None:
-        await self._registrar.run(ReadJournal(after=0, limit=1), timeout_s=PROBE_TIMEOUT_S)
+        # whatever the journal begins with: what a snapshot stands for is not in it
+        await self._registrar.run(AwaitPosition(seq=0), timeout_s=PROBE_TIMEOUT_S)
 
     async def _sidecar_answers(self) -> None:
         await self._ask_node()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import stat
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,11 +16,14 @@ import aiohttp
 import pytest
 
 from backends.process import free_port
+from catalog.client import RegistrarClient
+from ops.cli import main
 from ops.config import RoostConfig, check
 from ops.layout import Layout
 from ops.supervise.mesh import Mesh
 from ops.supervise.state import Identity, MeshState, Phase, write_state
 from ops.supervise.supervisor import Supervisor
+from wire.registrar import AddBase, CreatePolicy
 
 RECOVERY_S = 10.0
 PATIENCE_S = 30.0
@@ -164,3 +168,44 @@ async def test_after_a_stop_nothing_is_left(tmp_path: Path) -> None:
     await finish(mesh)
     assert [identity.alive for identity in identities if identity is not None] == [False, False, False]
     assert mesh.state.phase is Phase.STOPPED
+
+
+def roost(folder: Path, *arguments: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["roost", "--state-dir", str(folder), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert not ended.value.code
+
+
+async def create(mesh: Running, policy: str) -> int:
+    """Make a policy through the registrar of the mesh; the event that it became."""
+    client = RegistrarClient(mesh.layout.socket("registrar"))
+    try:
+        base = AddBase(name="tiny", fingerprint="ab" * 32, path="/models/tiny", config=b"{}")
+        await client.run(base)
+        return (await client.run(CreatePolicy(policy=policy, base="tiny"))).seq
+    finally:
+        client.close()
+
+
+async def test_a_mesh_starts_over_a_catalog_that_was_compacted(tmp_path: Path) -> None:
+    first = await start(tmp_path / "state")
+    before = await create(first, "acme/first")
+    await finish(first)
+    await asyncio.to_thread(roost, tmp_path / "state", "catalog", "compact")
+    again = await start(tmp_path / "state")
+    assert await create(again, "acme/second") == before + 1
+    await finish(again)
+
+
+async def test_a_mesh_starts_over_a_catalog_that_was_restored(tmp_path: Path) -> None:
+    first = await start(tmp_path / "first")
+    before = await create(first, "acme/first")
+    snapshot = str(tmp_path / "catalog.snapshot")
+    await asyncio.to_thread(roost, tmp_path / "first", "catalog", "snapshot", snapshot)
+    await finish(first)
+    await asyncio.to_thread(roost, tmp_path / "second", "catalog", "restore", snapshot)
+    second = await start(tmp_path / "second")
+    assert await create(second, "acme/second") == before + 1
+    await finish(second)
