@@ -24,8 +24,9 @@ class Environment:
     """An open environment and its tables. One process opens one environment once, and shares it.
 
     Transactions are LMDB's own: a reader sees the last commit that was durable when it began. ``begin`` adopts a map
-    that the writer has grown, which must not happen while another transaction of this process is open: readers of
-    several threads take turns (CatalogView does), and the registrar uses its environment from one thread.
+    that the writer has grown, which must not happen while another transaction of this process is open: whoever reads
+    from several threads at once uses ``begin_mapped`` and ``adopt`` (CatalogView does), and the registrar uses its
+    environment from one thread.
     """
 
     def __init__(self, path: Path, env: lmdb.Environment, tables: Tables, meta: lmdb._Database) -> None:
@@ -86,13 +87,22 @@ class Environment:
 
     def begin(self, *, write: bool = False) -> Txn:
         """A transaction, to be used as a context manager. Raises JournalUnavailable."""
+        while (txn := self.begin_mapped(write=write)) is None:
+            self.adopt()
+        return txn
+
+    def begin_mapped(self, *, write: bool = False) -> Txn | None:
+        """The same; None where the writer has grown the map, which is to be adopted first."""
         try:
             return self._env.begin(write=write)
         except lmdb.MapResizedError:
-            self._env.set_mapsize(0)
-            return self._env.begin(write=write)
+            return None
         except lmdb.Error as error:
             raise JournalUnavailable(f"the catalog in {self.path} can't be used: {error}") from error
+
+    def adopt(self) -> None:
+        """Map the whole of what the writer has grown. No transaction of this process may be open."""
+        self._env.set_mapsize(0)
 
     @property
     def map_bytes(self) -> int:

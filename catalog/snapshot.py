@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from wire.events import Event, RecordKind
+from wire.outcomes import InvalidRequest
 
 from .buffered import buffered, flush
 from .layout import (
@@ -151,10 +152,11 @@ class Snapshot:
         key_hash = self.tables.key_ids.get(self.txn, text_key(key_id))
         return None if key_hash is None else self.key(key_hash)
 
-    def keys(self) -> list[KeyRecord]:
-        """In the order of key ids."""
-        found = (self.key(key_hash) for _, key_hash in self.tables.key_ids.scan(self.txn))
-        return [record for record in found if record is not None]
+    def keys(self, *, after: str) -> Iterator[KeyRecord]:
+        """In the order of key ids, after that one."""
+        for _, key_hash in self.tables.key_ids.scan(self.txn, after=text_key(after) if after else None):
+            if (record := self.key(key_hash)) is not None:
+                yield record
 
     def position(self) -> int:
         """The newest sequence number; 0 for an empty journal."""
@@ -168,14 +170,27 @@ class Snapshot:
         for _, event in self.tables.journal.scan(self.txn, after=number_key(after)):
             yield event
 
-    def history(self, policy: str) -> list[Event]:
-        """The events of one policy that the journal still holds, oldest first; under whatever name it had then."""
-        events = []
-        seq = self.last_seq(policy)
-        while seq and (found := self.tables.journal.linked(self.txn, seq)) is not None:
+    def history(self, policy: str, *, before: int, limit: int | None) -> list[Event]:
+        """The events of one policy that the journal still holds, oldest first; under whatever name it had then.
+
+        ``before``: only what came before that event of it; 0: all. ``limit``: only so many, the newest. Raises
+        InvalidRequest where ``before`` is no event of the tenant's.
+        """
+        events: list[Event] = []
+        seq = self._before(policy, before) if before else self.last_seq(policy)
+        while seq and len(events) != limit and (found := self.tables.journal.linked(self.txn, seq)) is not None:
             event, seq = found
             events.append(event)
         return events[::-1]
+
+    def _before(self, policy: str, seq: int) -> int:
+        """The position of the event before ``seq`` of the same policy. Names change, and never their tenants."""
+        found = self.tables.journal.linked(self.txn, seq)
+        if found is not None:
+            event, previous = found
+            if getattr(event.body, "policy", "").partition("/")[0] == policy.partition("/")[0]:
+                return previous
+        raise InvalidRequest(f"event {seq} is none of {policy}", field="after")
 
     def last_seq(self, policy: str) -> int:
         """The position of the policy's last event; 0 where there is no such policy."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from wire.events import Event
 from wire.outcomes import JournalUnavailable, NotFound, Retired
 
 from .environment import Environment
+from .layout import Txn
 from .names import LATEST, Reference
 from .records import (
     Arm,
@@ -24,7 +26,7 @@ from .records import (
     RevisionRecord,
     RouteRecord,
 )
-from .search import Found, search
+from .search import Found, FoundKeys, search, search_keys
 from .snapshot import Snapshot
 from .splits import choose
 
@@ -55,7 +57,9 @@ class Resolution(msgspec.Struct, frozen=True):
 class CatalogView:
     """Reads of the catalog. Each sees every commit acknowledged before it began; none waits for the writer.
 
-    May be used from several threads, which take turns. One process opens one catalog once and shares the view.
+    May be used from several threads. What reads one or two records holds the others up for as long; what reads many
+    (lists, pages, histories) only while its transaction begins and ends, so that ``resolve`` never waits for it. One
+    process opens one catalog once and shares the view.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -63,8 +67,11 @@ class CatalogView:
         self._tables = environment.tables
         # by base: a name never gets another
         self._fingerprints: dict[str, str] = {}
-        # growing the map under a transaction of another thread would pull the pages from under it
+        # growing the map under a transaction of another thread would pull the pages from under it: whoever does has
+        # the turn, and waits until no scan is open
         self._turn = threading.Lock()
+        self._scan_ended = threading.Condition(self._turn)
+        self._scans = 0
 
     @classmethod
     def open(cls, catalog_dir: Path) -> CatalogView:
@@ -72,7 +79,9 @@ class CatalogView:
         return cls(Environment.open(catalog_dir))
 
     def close(self) -> None:
+        """Once no scan is open."""
         with self._turn:
+            self._scan_ended.wait_for(lambda: not self._scans)
             self._environment.close()
 
     def resolve(self, ref: Reference, *, selector: bytes = b"") -> Resolution:
@@ -80,7 +89,7 @@ class CatalogView:
 
         In a weighted split the same ``selector`` always takes the same arm while the split stands.
         """
-        with self._turn, self._environment.begin() as txn:
+        with self._turn, self._begin() as txn:
             snapshot = Snapshot(txn, self._tables)
             found = self._find(snapshot, ref, selector)
             if found is None and (forwarded := snapshot.forward(ref.policy)) is not None:
@@ -99,7 +108,7 @@ class CatalogView:
         return self._read(lambda snapshot: snapshot.base(name))
 
     def bases(self) -> list[BaseRecord]:
-        return self._read(lambda snapshot: snapshot.bases())
+        return self._scan(lambda snapshot: snapshot.bases())
 
     def policy(self, name: str) -> PolicyRecord | None:
         """The policy of this name, present or former: the record has the present one."""
@@ -107,14 +116,15 @@ class CatalogView:
 
     def policies(self, *, prefix: str = "", after: str = "", limit: int = 100) -> list[PolicyRecord]:
         """At most ``limit`` policies whose names begin with ``prefix``, in order, after the name ``after``."""
-        return self._read(lambda snapshot: snapshot.policies(prefix=prefix, after=after, limit=limit))
+        return self._scan(lambda snapshot: snapshot.policies(prefix=prefix, after=after, limit=limit))
 
     def search(
-        self, *, prefix: str = "", labels: Mapping[str, str] = _NONE, base: str = "", after: str = "", limit: int = 100
-    ) -> Found:
-        """A page of the policies with all of ``labels``, and over ``base`` unless that is empty."""
-        return self._read(
-            lambda snapshot: search(snapshot, prefix=prefix, labels=labels, base=base, after=after, limit=limit)
+        self, *, prefix: str = "", labels: Mapping[str, str] = _NONE, base: str = "", live: bool = False,
+        after: str = "", limit: int = 100,
+    ) -> Found:  # fmt: skip
+        """A page of the policies with all of ``labels``, over ``base`` unless that is empty; ``live``: not retired."""
+        return self._scan(
+            lambda view: search(view, prefix=prefix, labels=labels, base=base, live=live, after=after, limit=limit)
         )
 
     def revision(self, policy: str, number: int) -> RevisionRecord | None:
@@ -122,15 +132,15 @@ class CatalogView:
 
     def revisions(self, policy: str, *, after: int = 0, limit: int = 100) -> list[RevisionRecord]:
         """At most ``limit`` revisions with numbers above ``after``, in order."""
-        return self._read(lambda snapshot: snapshot.revisions(policy, after=after, limit=limit))
+        return self._scan(lambda snapshot: snapshot.revisions(policy, after=after, limit=limit))
 
     def retained(self, policy: str) -> list[RetainedRecord]:
         """The training records that the policy keeps hold of: checkpoints first, each kind oldest first."""
-        return self._read(lambda snapshot: snapshot.retained(policy))
+        return self._scan(lambda snapshot: snapshot.retained(policy))
 
     def unnamed(self, digests: Iterable[str]) -> list[str]:
         """Those of ``digests`` that are of artifacts which no revision names any more."""
-        return self._read(lambda snapshot: [digest for digest in digests if snapshot.is_unnamed(digest)])
+        return self._scan(lambda snapshot: [digest for digest in digests if snapshot.is_unnamed(digest)])
 
     def artifact(self, digest: str) -> ArtifactRecord | None:
         return self._read(lambda snapshot: snapshot.artifact(digest))
@@ -139,17 +149,23 @@ class CatalogView:
         """The key of a secret, by ``keys.hash_secret``; also one that is revoked, which its record says."""
         return self._read(lambda snapshot: snapshot.key(key_hash))
 
-    def keys(self, tenant: str = "") -> list[KeyRecord]:
-        """All keys, or those of one tenant, by key id."""
-        return [record for record in self._read(lambda snapshot: snapshot.keys()) if tenant in ("", record.tenant)]
+    def key_by_id(self, key_id: str) -> KeyRecord | None:
+        return self._read(lambda snapshot: snapshot.key_by_id(key_id))
+
+    def keys(self, tenant: str = "", *, after: str = "", limit: int = 100) -> FoundKeys:
+        """A page of all keys, or of those of one tenant, by key id."""
+        return self._scan(lambda snapshot: search_keys(snapshot, tenant=tenant, after=after, limit=limit))
 
     def position(self) -> int:
         """The newest sequence number of the journal; 0 while it is empty."""
         return self._read(lambda snapshot: snapshot.position())
 
-    def history(self, policy: str) -> list[Event]:
-        """Every event of one policy, oldest first."""
-        return self._read(lambda snapshot: snapshot.history(policy))
+    def history(self, policy: str, *, before: int = 0, limit: int | None = None) -> list[Event]:
+        """The events of one policy, oldest first: the newest ``limit`` of those before the event numbered ``before``.
+
+        Raises InvalidRequest where ``before`` is no event of the tenant's.
+        """
+        return self._scan(lambda snapshot: snapshot.history(policy, before=before, limit=limit))
 
     def _find(self, snapshot: Snapshot, ref: Reference, selector: bytes) -> tuple[RouteRecord, Arm] | None:
         """What ``ref`` stands for by its own name; None where no policy has that."""
@@ -172,8 +188,36 @@ class CatalogView:
         return base.fingerprint
 
     def _read(self, look_up: Callable[[Snapshot], T]) -> T:
-        with self._turn, self._environment.begin() as txn:
+        """For a record or two: others wait."""
+        with self._turn, self._begin() as txn:
             return look_up(Snapshot(txn, self._tables))
+
+    def _scan(self, look_up: Callable[[Snapshot], T]) -> T:
+        """For many: others go on."""
+        with self._scanning() as snapshot:
+            return look_up(snapshot)
+
+    @contextlib.contextmanager
+    def _scanning(self) -> Iterator[Snapshot]:
+        with self._turn:
+            txn = self._begin()
+            self._scans += 1
+        try:
+            with txn:
+                yield Snapshot(txn, self._tables)
+        finally:
+            with self._turn:
+                self._scans -= 1
+                self._scan_ended.notify_all()
+
+    def _begin(self) -> Txn:
+        """To be called with the turn, which is given up where a scan must end before a grown map can be adopted."""
+        while (txn := self._environment.begin_mapped()) is None:
+            if self._scans:
+                self._scan_ended.wait()
+            else:
+                self._environment.adopt()
+        return txn
 
 
 def _must_live(ref: Reference, route: RouteRecord) -> None:

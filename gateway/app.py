@@ -27,10 +27,15 @@ from .metrics import GatewayCollector, Metrics
 from .nodes import NodeTable
 from .placement import Placer
 from .settings import GatewaySettings
+from .workers import Workers
 
 _log = logging.getLogger(__name__)
 
 DRAIN_S = 30.0
+# scans share the interpreter with the event loop: more at a time would only slow it down
+_SCANS = 2
+# questions to a remote store at a time
+_LOOKUPS = 8
 
 
 class Gateway:
@@ -59,7 +64,9 @@ class Gateway:
         self._upstream = UpstreamPool()
         self._access_log = AccessLog(write_to(sys.stdout.fileno()), loop) if settings.access_log else None
         self._server: Server | None = None
-        self._reporting = loop.create_task(InUseReports(self._registrar, self.nodes, gateway=settings.name).run())
+        self._scans, self._lookups = Workers(_SCANS, "scan"), Workers(_LOOKUPS, "lookup")
+        reports = InUseReports(self._registrar, self.nodes, self._scans, gateway=settings.name)
+        self._reporting = loop.create_task(reports.run())
 
     @classmethod
     async def start(cls, settings: GatewaySettings, *, catalog: CatalogSource | None = None) -> Self:
@@ -88,6 +95,8 @@ class Gateway:
         self._upstream.close()
         self._fleet.close()
         self._registrar.close()
+        self._scans.close()
+        self._lookups.close()
         self._catalog.close()
         if self._access_log is not None:
             await self._access_log.close()
@@ -116,6 +125,8 @@ class Gateway:
                 authenticator=authenticator,
                 collector=GatewayCollector(self.metrics, self.nodes, self._dropped),
                 max_artifact_bytes=settings.max_artifact_bytes,
+                scans=self._scans,
+                lookups=self._lookups,
             ),
             data_paths=ROUTES,
         )

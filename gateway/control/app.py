@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 
+import msgspec
 from aiohttp import web
 
 from gateway.http import error_answer
@@ -25,6 +26,8 @@ def make_control(shared: Services, *, data_paths: Iterable[str] = ()) -> web.App
     app[SERVICES] = shared
     for part in PARTS:
         app.add_routes(part.routes)
+    # before the data routes, which are described by those who made them
+    app[openapi.ENCODED] = msgspec.json.encode(openapi.document(app))
     for path in data_paths:
         app.router.add_route("*", path, _only_post)
     return app

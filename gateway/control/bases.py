@@ -37,7 +37,9 @@ class NewBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def list_bases(request: web.Request) -> web.Response:
     """List the bases."""
     asker = caller(request)
-    return answer(BaseList([BaseDocument.of(_shown_to(asker, base)) for base in services(request).view.bases()]))
+    shared = services(request)
+    bases = await shared.scans.run(shared.view.bases)
+    return answer(BaseList([BaseDocument.of(_shown_to(asker, base)) for base in bases]))
 
 
 @routes.get("/roost/v1/bases/{name}")

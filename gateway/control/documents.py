@@ -94,19 +94,28 @@ class PolicyPage(Document, frozen=True):
 
 
 class PolicyWithRevisions(PolicyDocument, frozen=True):
+    """``after`` is where the next page of revisions begins."""
+
     revisions: list[RevisionDocument]
     has_more: bool
+    after: int
 
     @classmethod
-    def told(cls, record: PolicyRecord, revisions: list[RevisionRecord], has_more: bool) -> PolicyWithRevisions:
+    def told(cls, record: PolicyRecord, revisions: list[RevisionRecord], after: int) -> PolicyWithRevisions:
         policy = {name: getattr(record, name) for name in PolicyDocument.__struct_fields__}
-        return cls(**policy, revisions=[RevisionDocument.told(row) for row in revisions], has_more=has_more)
+        told = [RevisionDocument.told(row) for row in revisions]
+        return cls(**policy, revisions=told, has_more=bool(after), after=after)
 
 
 class HistoryDocument(Document, frozen=True):
-    """Oldest first, under whatever name the policy had then. ``actor`` is the key or host user that asked."""
+    """Newest first, under whatever name the policy had then. ``actor`` is the key or host user that asked.
+
+    ``after`` is where the next page begins.
+    """
 
     events: list[Event]
+    has_more: bool
+    after: int
 
 
 class TrainingDocument(Document, frozen=True):
@@ -178,7 +187,8 @@ class RevisionWhere(Document, frozen=True):
 
 class WhereDocument(Document, frozen=True):
     """Four questions: which base deployments can run it; which checkpoint a trainer restores; which fixed revisions
-    its channels (serving, evaluation) and rollouts use; where the bytes are now."""
+    its channels (serving, evaluation) and rollouts use; where the bytes are now. ``after`` is where the next page of
+    revisions begins."""
 
     policy: str
     base: BaseWhere
@@ -187,6 +197,7 @@ class WhereDocument(Document, frozen=True):
     rollouts: list[TrainingDocument]
     revisions: list[RevisionWhere]
     has_more: bool
+    after: int
 
 
 class BaseDocument(Document, frozen=True):
@@ -216,8 +227,12 @@ class KeyDocument(Document, frozen=True):
     created_ms: int
 
 
-class KeyList(Document, frozen=True):
+class KeyPage(Document, frozen=True):
+    """``after`` is where the next page begins; a page may be empty and yet not the last."""
+
     keys: list[KeyDocument]
+    has_more: bool
+    after: str
 
 
 class NewKeyDocument(Document, frozen=True):

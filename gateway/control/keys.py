@@ -12,9 +12,9 @@ from wire.events import Scope
 from wire.outcomes import InvalidRequest, NotFound
 from wire.registrar import CreateKey, RevokeKey
 
-from .described import Description, Query, described
-from .documents import CommittedDocument, KeyDocument, KeyList, NewKeyDocument
-from .requests import answer, commit, read_body, require
+from .described import AFTER, LIMIT, Description, Query, described
+from .documents import CommittedDocument, KeyDocument, KeyPage, NewKeyDocument
+from .requests import answer, commit, page, read_body, require
 from .services import services
 
 routes = web.RouteTableDef()
@@ -52,15 +52,19 @@ async def create_key(request: web.Request) -> web.Response:
 
 
 @routes.get("/roost/v1/keys")
-@described(Description(KeyList, scope=Scope.ADMIN, query=(Query("tenant", "Only those of this tenant."),)))
+@described(Description(KeyPage, scope=Scope.ADMIN, query=(Query("tenant", "Only those of this tenant."), AFTER, LIMIT)))
 async def list_keys(request: web.Request) -> web.Response:
-    """List keys, without their secrets."""
+    """List keys, without their secrets, a page at a time."""
     asker = require(request, Scope.ADMIN)
     tenant = request.query.get("tenant", "")
     if tenant:
         asker.require(Scope.ADMIN, tenant)
-    records = [record for record in services(request).view.keys(tenant) if asker.reaches(record.tenant)]
-    return answer(KeyList([KeyDocument.of(record) for record in records]))
+    elif asker.tenant != ALL_TENANTS:
+        tenant = asker.tenant
+    asked = page(request)
+    shared = services(request)
+    found = await shared.scans.run(shared.view.keys, tenant, after=asked.after, limit=asked.limit)
+    return answer(KeyPage([KeyDocument.of(record) for record in found.keys], bool(found.after), found.after))
 
 
 @routes.delete("/roost/v1/keys/{id}")
@@ -70,7 +74,7 @@ async def revoke_key(request: web.Request) -> web.Response:
     asker = require(request, Scope.ADMIN)
     wanted = request.match_info["id"]
     # a key that the asker doesn't reach is not told from one that isn't there
-    records = services(request).view.keys("")
-    if not any(record.key_id == wanted and asker.reaches(record.tenant) for record in records):
+    record = services(request).view.key_by_id(wanted)
+    if record is None or not asker.reaches(record.tenant):
         raise NotFound(f"there is no key {wanted[:64]}", field="id")
     return await commit(request, RevokeKey(actor=asker.key_id, key_id=wanted))

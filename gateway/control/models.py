@@ -25,18 +25,17 @@ Model = dict[str, Any]
 @routes.get("/v1/models")
 @described(Description(Model, scope=Scope.INVOKE, query=(AFTER, LIMIT)))
 async def list_models(request: web.Request) -> web.Response:
-    """List models, a page at a time: ``after`` is the last id of the page before."""
+    """List models, a page at a time: ``after`` is the ``last_id`` of the page before, which may be empty itself."""
     asker = require(request, Scope.INVOKE)
-    asked = page(request)
-    found = _models_after(services(request).view, asker, Page(asked.after, asked.limit + 1))
-    shown = found[: asked.limit]
+    shared = services(request)
+    models, after = await shared.scans.run(_models_after, shared.view, asker, page(request))
     return answer(
         {
             "object": "list",
-            "data": shown,
-            "has_more": len(found) > asked.limit,
-            "first_id": shown[0]["id"] if shown else None,
-            "last_id": shown[-1]["id"] if shown else None,
+            "data": models,
+            "has_more": bool(after),
+            "first_id": models[0]["id"] if models else None,
+            "last_id": after or (models[-1]["id"] if models else None),
         }
     )
 
@@ -55,28 +54,31 @@ async def show_model(request: web.Request) -> web.Response:
         return answer(_base_model(base))
     reference = parse_reference(name)
     asker.require(Scope.INVOKE, reference.tenant)
-    found = view.resolve(reference)
-    policy = view.policy(found.policy)
+    policy = view.policy(reference.policy)
     if policy is None:
-        raise NotFound(f"there is no policy {found.policy}", field="model")
-    return answer(_policy_model(policy) | {"id": name, "root": found.reference})
+        raise NotFound(f"there is no policy {reference.policy}", field="model")
+    if name == reference.policy and not policy.latest and not policy.retired:
+        # listed, though it can't answer before its first revision
+        return answer(_policy_model(policy) | {"id": name, "root": policy.policy})
+    return answer(_policy_model(policy) | {"id": name, "root": view.resolve(reference).reference})
 
 
-def _models_after(view: CatalogView, asker: Caller, asked: Page) -> list[Model]:
+def _models_after(view: CatalogView, asker: Caller, asked: Page) -> tuple[list[Model], str]:
+    """A page, and where the next one begins; empty at the end."""
     models: list[Model] = []
     after = asked.after
     if "/" not in after:
         bases = sorted(view.bases(), key=lambda base: base.name)
-        models = [_base_model(base) for base in bases if base.name > after][: asked.limit]
+        models = [_base_model(base) for base in bases if base.name > after]
         after = ""
+    room = asked.limit - len(models)
+    if room < 0:
+        return models[:room], models[room - 1]["id"]
     prefix = "" if asker.tenant == ALL_TENANTS else f"{asker.tenant}/"
-    while len(models) < asked.limit:
-        policies = view.policies(prefix=prefix, after=after, limit=asked.limit - len(models))
-        if not policies:
-            break
-        models.extend(_policy_model(policy) for policy in policies if not policy.retired)
-        after = policies[-1].policy
-    return models
+    found = view.search(prefix=prefix, live=True, after=after, limit=max(room, 1))
+    if room == 0:
+        return models, models[-1]["id"] if found.policies or found.after else ""
+    return [*models, *(_policy_model(policy) for policy in found.policies)], found.after
 
 
 def _base_model(base: BaseRecord) -> Model:

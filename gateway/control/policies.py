@@ -67,8 +67,9 @@ async def list_policies(request: web.Request) -> web.Response:
     base = request.query.get("base", "")
     if base:
         check_base(base)
-    found = services(request).view.search(
-        prefix=prefix, labels=_labels(request), base=base, after=asked.after, limit=asked.limit
+    shared = services(request)
+    found = await shared.scans.run(
+        shared.view.search, prefix=prefix, labels=_labels(request), base=base, after=asked.after, limit=asked.limit
     )
     shown = [PolicyDocument.of(record) for record in found.policies]
     return answer(PolicyPage(shown, bool(found.after), found.after))
@@ -79,16 +80,23 @@ async def list_policies(request: web.Request) -> web.Response:
 async def show_policy(request: web.Request) -> web.Response:
     """Show a policy with a page of its revisions."""
     record = own_policy(request)
-    revisions, has_more = revisions_page(request, record.policy)
-    return answer(PolicyWithRevisions.told(record, revisions, has_more))
+    revisions, after = await revisions_page(request, record.policy)
+    return answer(PolicyWithRevisions.told(record, revisions, after))
 
 
 @routes.get(POLICY + "/history")
-@described(Description(HistoryDocument))
+@described(Description(HistoryDocument, query=(AFTER._replace(numeric=True), LIMIT)))
 async def history(request: web.Request) -> web.Response:
-    """Everything that happened to a policy, with who and when."""
+    """What happened to a policy, with who and when, a page at a time from the newest on."""
     record = own_policy(request)
-    return answer(HistoryDocument(services(request).view.history(record.policy)))
+    limit = page(request).limit
+    shared = services(request)
+    found = await shared.scans.run(
+        shared.view.history, record.policy, before=whole_number(request, "after", 0), limit=limit + 1
+    )
+    events = found[::-1][:limit]
+    has_more = len(found) > limit
+    return answer(HistoryDocument(events, has_more, events[-1].seq if has_more else 0))
 
 
 @routes.post(POLICY + "/retire")
@@ -144,12 +152,13 @@ async def change_labels(request: web.Request) -> web.Response:
     return await commit(request, command)
 
 
-def revisions_page(request: web.Request, policy: str) -> tuple[list[RevisionRecord], bool]:
-    """The revisions that the query's ``after`` and ``limit`` ask for, and whether there are more."""
+async def revisions_page(request: web.Request, policy: str) -> tuple[list[RevisionRecord], int]:
+    """The revisions that the query's ``after`` and ``limit`` ask for, and where the next page begins; 0: nowhere."""
     limit = page(request).limit
     after = whole_number(request, "after", 0)
-    found = services(request).view.revisions(policy, after=after, limit=limit + 1)
-    return found[:limit], len(found) > limit
+    shared = services(request)
+    found = await shared.scans.run(shared.view.revisions, policy, after=after, limit=limit + 1)
+    return found[:limit], found[limit - 1].revision if len(found) > limit else 0
 
 
 def _labels(request: web.Request) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -63,10 +63,9 @@ async def prune(request: web.Request) -> web.Response:
     """Retire now what the policy's retention does not keep, and no node holds."""
     policy, asker = publisher_of(request)
     body = await read_body(request, Versioned)
-    command = PruneRevisions(
-        actor=asker.key_id, policy=policy, in_use=tuple(held_digests(services(request).nodes)),
-        expected_version=body.expected_version,
-    )  # fmt: skip
+    shared = services(request)
+    held = await held_digests(shared.nodes, shared.scans)
+    command = PruneRevisions(actor=asker.key_id, policy=policy, in_use=held, expected_version=body.expected_version)
     return await commit(request, command)
 
 
@@ -99,7 +98,8 @@ async def restore_revision(request: web.Request) -> web.Response:
 async def list_training(request: web.Request) -> web.Response:
     """The training checkpoints and rollouts that a policy keeps hold of."""
     record = own_policy(request)
-    retained = services(request).view.retained(record.policy)
+    shared = services(request)
+    retained = await shared.scans.run(shared.view.retained, record.policy)
     return answer(TrainingList([TrainingDocument.told(row) for row in retained]))
 
 
@@ -146,15 +146,18 @@ async def collect_artifacts(request: web.Request) -> web.Response:
     if not body.ignore_silent:
         _all_must_be_heard(shared.nodes)
 
-    def in_use() -> tuple[str, ...]:
-        return tuple(shared.view.unnamed(held_digests(shared.nodes)))
+    async def in_use() -> tuple[str, ...]:
+        held = await held_digests(shared.nodes, shared.scans)
+        return tuple(await shared.scans.run(shared.view.unnamed, held))
 
-    forgotten = await _step_by_step(
-        request, lambda after: RemoveArtifacts(actor=asker.key_id, after=after, grace_s=body.grace_s, in_use=in_use())
-    )
-    condemned = await _step_by_step(
-        request, lambda after: CondemnArtifacts(actor=asker.key_id, after=after, in_use=in_use())
-    )
+    async def removal(after: str) -> WriteCommand:
+        return RemoveArtifacts(actor=asker.key_id, after=after, grace_s=body.grace_s, in_use=await in_use())
+
+    async def condemnation(after: str) -> WriteCommand:
+        return CondemnArtifacts(actor=asker.key_id, after=after, in_use=await in_use())
+
+    forgotten = await _step_by_step(request, removal)
+    condemned = await _step_by_step(request, condemnation)
     sweep = CollectOrphans(actor=asker.key_id, older_than_s=body.grace_s)
     swept = await shared.registrar.run(sweep, timeout_s=_COLLECT_TIMEOUT_S)
     return answer(CollectedDocument(condemned, forgotten, swept.removed, swept.bytes))
@@ -180,11 +183,11 @@ def _all_must_be_heard(nodes: NodeTable) -> None:
         )
 
 
-async def _step_by_step(request: web.Request, command: Callable[[str], WriteCommand]) -> int:
+async def _step_by_step(request: web.Request, command: Callable[[str], Awaitable[WriteCommand]]) -> int:
     """Run a clean-up until it has seen everything; how many artifacts it concerned."""
     count, after = 0, ""
     while True:
-        done = await services(request).registrar.run(command(after))
+        done = await services(request).registrar.run(await command(after))
         count += done.count
         after = done.digest
         if not after:

@@ -14,6 +14,7 @@ from catalog.view import CatalogView
 from gateway.auth import Authenticator
 from gateway.catalog_source import CatalogSource
 from gateway.nodes import NodeTable
+from gateway.workers import Workers
 
 # files being checked at a time: each is read whole
 _EXAMINATIONS = 2
@@ -23,7 +24,10 @@ _WAITS = 256
 
 @dataclass(frozen=True)
 class Services:
-    """Shared by all handlers. ``max_artifact_bytes`` bounds one upload."""
+    """Shared by all handlers. ``max_artifact_bytes`` bounds one upload.
+
+    ``scans`` run what reads many records of the catalog, ``lookups`` what asks the store of many artifacts.
+    """
 
     gateway: str
     catalog: CatalogSource
@@ -33,6 +37,8 @@ class Services:
     authenticator: Authenticator
     collector: Collector
     max_artifact_bytes: int
+    scans: Workers
+    lookups: Workers
     examinations: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_EXAMINATIONS))
     waits: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_WAITS))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter, defaultdict
 from typing import Any
@@ -39,7 +38,7 @@ async def status(request: web.Request) -> web.Response:
     asker = require(request, Scope.ADMIN)
     shared = services(request)
     tenants = {tenant for node in shared.nodes for tenant in _tenants_of(node) if asker.reaches(tenant)}
-    references = await asyncio.to_thread(find_references, shared.view, tenants)
+    references = await shared.scans.run(find_references, shared.view, tenants)
     nodes = [_node_document(node, asker, references) for node in shared.nodes]
     return answer({"gateway": shared.gateway, "catalog": _catalog_document(shared), "nodes": nodes})
 

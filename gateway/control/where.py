@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from catalog.artifacts import ArtifactStore
 from catalog.names import adapter_name
 from catalog.records import PolicyRecord, RevisionRecord
 from catalog.view import CatalogView
@@ -30,9 +29,11 @@ async def where(request: web.Request) -> web.Response:
     """Which deployments can run a policy, what a trainer restores, which revisions are in use, where the bytes are."""
     record = own_policy(request)
     shared = services(request)
-    revisions, has_more = revisions_page(request, record.policy)
-    sizes = await asyncio.to_thread(_sizes, shared.store, revisions)
-    checkpoints, rollouts = _training(shared.view, record.policy)
+    revisions, after = await revisions_page(request, record.policy)
+    sizes = await asyncio.gather(
+        *(shared.lookups.run(shared.store.size, revision.artifact.digest) for revision in revisions)
+    )
+    checkpoints, rollouts = await shared.scans.run(_training, shared.view, record.policy)
     document = WhereDocument(
         policy=record.policy,
         base=_base(shared.view, shared.nodes, record, revisions),
@@ -43,13 +44,10 @@ async def where(request: web.Request) -> web.Response:
             _whereabouts(shared.nodes, record, revision, size is not None)
             for revision, size in zip(revisions, sizes, strict=True)
         ],
-        has_more=has_more,
+        has_more=bool(after),
+        after=after,
     )
     return answer(document)
-
-
-def _sizes(store: ArtifactStore, revisions: Sequence[RevisionRecord]) -> list[int | None]:
-    return [store.size(revision.artifact.digest) for revision in revisions]
 
 
 def _training(view: CatalogView, policy: str) -> tuple[list[TrainingDocument], list[TrainingDocument]]:

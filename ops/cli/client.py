@@ -17,6 +17,8 @@ from wire.outcomes import InvalidRequest, Outcome, RoostError, error_for
 from .output import Unreachable
 
 TIMEOUT_S = 120.0
+# as many as the gateway lists at once
+PAGE = 1000
 MAX_ANSWER_BYTES = 256 << 20
 MAX_LINE_BYTES = 16 << 20
 UPLOAD_CHUNK_BYTES = 1 << 20
@@ -43,6 +45,14 @@ class ApiClient:
         target = path + (f"?{urlencode(query, doseq=True)}" if query else "")
         with self._answer(method, target, encoded, {"Content-Type": "application/json"}) as answer:
             return _decoded(answer.read(MAX_ANSWER_BYTES))
+
+    def call_pages(self, path: str, items: str, query: Mapping[str, object] | None = None) -> Any:
+        """The first page of a list with the ``items`` of all pages. Raises as ``call`` does."""
+        first = page = self.call("GET", path, query=query)
+        while page["has_more"]:
+            page = self.call("GET", path, query={**(query or {}), "after": page["after"], "limit": PAGE})
+            first[items] += page[items]
+        return first | {"has_more": False}
 
     def upload(self, path: str, file: Path, progress: Callable[[int], None]) -> Any:
         """PUT a file; ``progress`` gets the number of bytes of each chunk sent."""

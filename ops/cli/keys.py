@@ -44,7 +44,7 @@ def list_keys(
 ) -> None:
     """List keys, the revoked ones too."""
     query = {"tenant": tenant} if tenant else None
-    answer = session(context).client().call("GET", "/roost/v1/keys", query=query)
+    answer = session(context).client().call_pages("/roost/v1/keys", "keys", query)
     if as_json:
         tell_json(answer)
         return

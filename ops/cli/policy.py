@@ -60,7 +60,7 @@ def list_policies(
 @app.command("show")
 def show(context: typer.Context, policy: Policy, as_json: AsJson = False) -> None:
     """Show a policy with its channels and revisions."""
-    record = session(context).client().call("GET", policy_path(policy))
+    record = session(context).client().call_pages(policy_path(policy), "revisions")
     if as_json:
         tell_json(record)
         return
@@ -88,7 +88,7 @@ def show(context: typer.Context, policy: Policy, as_json: AsJson = False) -> Non
 @app.command("where")
 def where(context: typer.Context, policy: Policy, as_json: AsJson = False) -> None:
     """Show what can run a policy, what a trainer restores, which revisions are in use, and where the bytes are."""
-    answer = session(context).client().call("GET", policy_path(policy, "where"))
+    answer = session(context).client().call_pages(policy_path(policy, "where"), "revisions")
     if as_json:
         tell_json(answer)
         return
@@ -113,7 +113,9 @@ def where(context: typer.Context, policy: Policy, as_json: AsJson = False) -> No
 @app.command("history")
 def history(context: typer.Context, policy: Policy, as_json: AsJson = False) -> None:
     """Show everything that happened to a policy, from the journal."""
-    answer = session(context).client().call("GET", policy_path(policy, "history"))
+    answer = session(context).client().call_pages(policy_path(policy, "history"), "events")
+    # the gateway begins with the newest, and a story is told from its beginning
+    answer["events"].reverse()
     if as_json:
         tell_json(answer)
         return

@@ -121,7 +121,7 @@ class Mesh:
         """
         view = CatalogView.open(self._layout.catalog)
         try:
-            first_start = not view.keys()
+            first_start = not view.keys(limit=1).keys
         finally:
             view.close()
         if not first_start:

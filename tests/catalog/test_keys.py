@@ -50,8 +50,23 @@ def test_keys_are_listed_by_tenant(catalog: Catalog) -> None:
     ours, theirs = make_secret(), make_secret()
     catalog.run(create(ours))
     catalog.run(create(theirs, tenant="zeta"))
-    assert [record.key_id for record in catalog.view.keys("acme")] == [key_id(ours)]
-    assert {record.key_id for record in catalog.view.keys("")} == {key_id(ours), key_id(theirs)}
+    assert [record.key_id for record in catalog.view.keys("acme").keys] == [key_id(ours)]
+    assert {record.key_id for record in catalog.view.keys().keys} == {key_id(ours), key_id(theirs)}
+
+
+def test_keys_come_in_pages(catalog: Catalog) -> None:
+    secrets = [make_secret() for _ in range(5)]
+    for number, secret in enumerate(secrets):
+        catalog.run(create(secret, tenant="zeta" if number % 2 else "acme"))
+    told: list[str] = []
+    after = ""
+    while True:
+        page = catalog.view.keys("acme", after=after, limit=2)
+        told += [record.key_id for record in page.keys]
+        after = page.after
+        if not after:
+            break
+    assert told == sorted(key_id(secret) for secret in secrets[::2])
 
 
 def test_creating_a_key_twice_is_one_key_and_never_another_key(catalog: Catalog) -> None:
@@ -84,7 +99,7 @@ def test_refuses_a_key_that_is_none(catalog: Catalog, changes: dict[str, object]
     with pytest.raises(InvalidRequest) as caught:
         catalog.run(CreateKey(**{**valid, **changes}))  # type: ignore[arg-type]
     assert caught.value.field == field
-    assert catalog.view.keys() == []
+    assert catalog.view.keys().keys == []
 
 
 def test_an_unknown_key_cannot_be_revoked(catalog: Catalog) -> None:

@@ -60,7 +60,7 @@ def test_everything_that_layout_1_held_is_there_after_migrating(former: Path) ->
         view.resolve(parse_reference("acme/old"))
     history = [type(event.body) for event in view.history("acme/support")]
     assert (len(history), history[0], ChannelRemoved in history) == (8, PolicyCreated, True)
-    keys = {key.key_id: (key.revoked, key.scopes) for key in view.keys()}  # noqa: SIM118
+    keys = {key.key_id: (key.revoked, key.scopes) for key in view.keys().keys}
     assert keys == {"k1": (True, (Scope.INVOKE, Scope.PUBLISH)), "k2": (False, (Scope.ADMIN,))}
     view.close()
     assert check_catalog(former).differences == ()

@@ -20,8 +20,9 @@ async def test_the_registrar_hears_what_nodes_hold(tmp_path: Path) -> None:
         mesh.sidecar.resident[ONE] = Residency.FETCHING
         mesh.sidecar.serving.add(f"acme@{OTHER}")
         mesh.sidecar.announce()
-        await until(lambda: held_digests(gateway.nodes) == [ONE, OTHER])
-        reports = InUseReports(gateway._registrar, gateway.nodes, gateway="g0", every_s=0.01)
+        await until(lambda: ONE in next(iter(gateway.nodes)).resident)
+        assert await held_digests(gateway.nodes, gateway._scans) == (ONE, OTHER)
+        reports = InUseReports(gateway._registrar, gateway.nodes, gateway._scans, gateway="g0", every_s=0.01)
         reporting = asyncio.create_task(reports.run())
         await until(lambda: mesh.registrar.in_use.digests() == (ONE, OTHER))
         mesh.stop_registrar()

@@ -126,7 +126,10 @@ async def test_answers_are_what_is_told(
         msgspec.json.decode(refused.body, type=ErrorDocument)
 
 
-async def test_it_is_served_to_everyone(tmp_path: Path) -> None:
+async def test_it_is_served_to_everyone_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Mesh(tmp_path, anonymous=False) as mesh:
         told = await mesh.ask("GET", PATH)
         assert (told.status, told.json["openapi"]) == (200, "3.1.0")
+        with monkeypatch.context() as patch:
+            patch.setattr("gateway.control.openapi.document", lambda app: {})
+            assert (await mesh.ask("GET", PATH)).body == told.body

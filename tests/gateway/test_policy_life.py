@@ -76,8 +76,8 @@ async def test_a_renamed_policy_answers_to_both_names(tmp_path: Path) -> None:
         taken = await mesh.ask("POST", f"{ADMIN}/policies", json={"policy": "acme/bot", "base": BASE})
         assert (taken.status, "forwards to" in taken.error["message"]) == (412, True)
         history = (await mesh.ask("GET", f"{POLICY}/history")).json["events"]
-        assert [event["body"]["t"] for event in history] == ["PolicyCreated", "RevisionPublished", "PolicyRenamed"]
-        assert history[-1]["actor"] == "anonymous"
+        assert [event["body"]["t"] for event in history] == ["PolicyRenamed", "RevisionPublished", "PolicyCreated"]
+        assert history[0]["actor"] == "anonymous"
         assert (await mesh.ask("DELETE", f"{ADMIN}/policies/acme/helper/forwards/none")).status == 404
         assert (await mesh.ask("DELETE", f"{ADMIN}/policies/acme/helper/forwards/bot")).status == 200
         assert (await mesh.chat("acme/bot")).status == 404

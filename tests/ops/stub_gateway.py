@@ -27,7 +27,8 @@ class Asked:
 
 @dataclass
 class StubGateway:
-    """``answers`` maps "METHOD path" to (status, body): bytes are sent as they are, all else as JSON."""
+    """``answers`` maps "METHOD path", with the query or without, to (status, body): bytes are sent as they are,
+    all else as JSON."""
 
     answers: dict[str, tuple[int, Any]]
     url: str = ""
@@ -43,7 +44,9 @@ def stub_gateway(answers: dict[str, tuple[int, Any]]) -> Iterator[StubGateway]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             stub.asked.append(Asked(self.command, self.path, dict(self.headers), body))
             path = self.path.partition("?")[0]
-            status, document = stub.answers.get(f"{self.command} {path}", (404, error("not_found", f"no {path}")))
+            absent = 404, error("not_found", f"no {path}")
+            whole, bare = f"{self.command} {self.path}", f"{self.command} {path}"
+            status, document = stub.answers.get(whole) or stub.answers.get(bare, absent)
             data = document if isinstance(document, bytes) else json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))

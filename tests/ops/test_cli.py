@@ -340,11 +340,36 @@ def test_history_tells_who_did_what(roost: Roost, tmp_path: Path) -> None:
         ({"t": "OfALaterRelease"}, "OfALaterRelease"),
     ]
     events = [{"seq": seq, "at_ms": 0, "actor": "ann", "body": body} for seq, (body, _) in enumerate(bodies, start=1)]
-    with stub_gateway({"GET /roost/v1/policies/acme/support/history": (200, {"events": events})}) as gateway:
+    with stub_gateway(
+        {"GET /roost/v1/policies/acme/support/history": (200, {"events": events[::-1], "has_more": False, "after": 0})}
+    ) as gateway:
         done = roost("policy", "history", "acme/support", cwd=tmp_path, url=gateway.url)
     for _, told in bodies:
         assert told in " ".join(done.stdout.split())
     assert done.stdout.count("ann") == len(bodies)
+    assert done.stdout.index("created over smol") < done.stdout.index("OfALaterRelease")
+
+
+@pytest.mark.parametrize(
+    ("command", "path", "items"),
+    [
+        ("policy history acme/support", "policies/acme/support/history", "events"),
+        ("policy show acme/support", "policies/acme/support", "revisions"),
+        ("policy where acme/support", "policies/acme/support/where", "revisions"),
+        ("keys list", "keys", "keys"),
+    ],
+)
+def test_lists_are_followed_to_their_ends(roost: Roost, tmp_path: Path, command: str, path: str, items: str) -> None:
+    pages = {
+        "": {items: [3], "has_more": True, "after": 3},
+        "after=3&limit=1000": {items: [], "has_more": True, "after": 7},
+        "after=7&limit=1000": {items: [9], "has_more": False, "after": 0},
+    }
+    answers = {f"GET /roost/v1/{path}?{query}".rstrip("?"): (200, page) for query, page in pages.items()}
+    with stub_gateway(answers) as gateway:
+        done = roost(*command.split(), "--json", cwd=tmp_path, url=gateway.url)
+    told = json.loads(done.stdout)
+    assert (sorted(told[items]), told["has_more"]) == ([3, 9], False)
 
 
 def test_training_records_are_listed(roost: Roost, tmp_path: Path) -> None:
