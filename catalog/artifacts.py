@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +13,7 @@ import msgspec
 
 from wire.outcomes import InvalidRequest
 
-from .blobs import BlobStore, Stored, Swept
+from .blobs import BlobStore, Orphans, Stored, Swept
 
 FILE = "file"
 
@@ -105,8 +105,14 @@ class RegistrarStore(Protocol):
     def size(self, digest: str) -> int | None:
         """Bytes of a complete artifact; None where it is not in the store."""
 
-    def sweep_by_folder(self, named: Callable[[str], bool], older_than_s: float) -> Iterator[Swept]:
-        """Remove what ``named`` does not know and nobody writes, past an age in seconds, in short steps."""
+    def removing(self, digest: str) -> bool:
+        """Whether a sweep is removing it at this moment: no event may name it."""
+
+    def forget(self, digests: Iterable[str]) -> None:
+        """Believe nothing that was seen of them before this moment: another's sweep has removed them."""
+
+    def sweep_by_folder(self, orphans: Orphans, older_than_s: float) -> Iterator[Swept]:
+        """Remove ``orphans`` and what nobody writes, past an age in seconds, in short steps."""
 
 
 def open_store(folder: Path, location: StoreLocation = OWN_FOLDER) -> ArtifactStore:

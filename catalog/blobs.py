@@ -13,9 +13,11 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import msgspec
 from blake3 import blake3
@@ -29,6 +31,8 @@ _BLOB_MODE = 0o444
 _READ_BYTES = 1 << 20
 # large enough for a disk, small enough to notice soon that a reader gave up
 _FILL_BYTES = 4 << 20
+# how many blobs a step of the sweep removes at most
+_SWEPT_AT_ONCE = 500
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -47,6 +51,13 @@ class Swept(msgspec.Struct, frozen=True):
 
     def plus(self, other: Swept) -> Swept:
         return Swept(self.removed + other.removed, self.bytes + other.bytes)
+
+
+class Orphans(Protocol):
+    """How a sweep learns what it may remove."""
+
+    def __call__(self, digests: Sequence[str], /) -> AbstractContextManager[frozenset[str]]:
+        """Those of ``digests`` that no event names; and until the context ends, none will."""
 
 
 def is_digest(text: str) -> bool:
@@ -83,6 +94,13 @@ class BlobStore:
     def writer(self, announced: str | None = None) -> BlobWriter:
         """A new partial file, as a context manager; ``announced`` is the digest to expect. Raises StorageFull."""
         return BlobWriter(self, self._partial / secrets.token_hex(16), announced)
+
+    def removing(self, digest: str) -> bool:
+        """Never seen: a blob is removed within a step of the sweep."""
+        return False
+
+    def forget(self, digests: Iterable[str]) -> None:
+        """Nothing is remembered."""
 
     def path(self, digest: str) -> Path:
         """Where the blob is or would be. Raises InvalidRequest for anything that is no digest."""
@@ -130,24 +148,28 @@ class BlobStore:
         if found != digest:
             raise ArtifactUnavailable(f"artifact {digest} is corrupt: its bytes have digest {found}", field="digest")
 
-    def sweep(self, named: Callable[[str], bool], older_than_s: float) -> Swept:
-        """Remove blobs that ``named`` does not know and partial files that nobody writes, past an age in seconds.
+    def sweep(self, orphans: Orphans, older_than_s: float) -> Swept:
+        """Remove blobs that are ``orphans`` and partial files that nobody writes, past an age in seconds.
 
-        Safe against uploads under way, also of the very blob that is being removed. Call it where no event can come
-        between ``named`` and the removal: in the registrar. Raises ArtifactUnavailable where the store can't be read.
+        Safe against uploads under way, also of the very blob that is being removed. Raises ArtifactUnavailable where
+        the store can't be read.
         """
         total = Swept(0, 0)
-        for step in self.sweep_by_folder(named, older_than_s):
+        for step in self.sweep_by_folder(orphans, older_than_s):
             total = total.plus(step)
         return total
 
-    def sweep_by_folder(self, named: Callable[[str], bool], older_than_s: float) -> Iterator[Swept]:
-        """The same, one folder at each step, so that other work can come between."""
+    def sweep_by_folder(self, orphans: Orphans, older_than_s: float) -> Iterator[Swept]:
+        """The same, a part of one folder at each step, so that other work can come between."""
         limit = self._now() - older_than_s
         with _storage("clean up the store"):
             yield _swept(self._sweep_partial(limit))
             for folder in list(os.scandir(self._blobs)):
-                yield _swept(self._sweep_folder(folder.path, named, limit))
+                old = [entry.name for entry in os.scandir(folder.path) if _is_old_blob(entry, limit)]
+                for start in range(0, len(old), _SWEPT_AT_ONCE):
+                    with orphans(old[start : start + _SWEPT_AT_ONCE]) as unnamed:
+                        removed = _swept(self._remove_all(Path(folder.path), unnamed, limit))
+                    yield removed
 
     def place(self, partial: Path, digest: str) -> None:
         """Rename a fsynced partial file into place, durably. A blob that is there already is replaced by the same
@@ -168,13 +190,12 @@ class BlobStore:
                     Path(entry.path).unlink()
                     yield entry.stat().st_size
 
-    def _sweep_folder(self, folder: str, named: Callable[[str], bool], limit: float) -> Iterator[int]:
-        for entry in list(os.scandir(folder)):
-            if not is_digest(entry.name) or named(entry.name):
-                continue
+    def _remove_all(self, folder: Path, digests: frozenset[str], limit: float) -> Iterator[int]:
+        for digest in digests:
             with contextlib.suppress(FileNotFoundError):
-                if entry.stat().st_mtime <= limit and self._remove(Path(entry.path), limit):
-                    yield entry.stat().st_size
+                size = (folder / digest).stat().st_size
+                if self._remove(folder / digest, limit):
+                    yield size
 
     def _remove(self, blob: Path, limit: float) -> bool:
         """Remove an old blob, unless it was uploaded again since its age was read.
@@ -190,6 +211,13 @@ class BlobStore:
             return False
         aside.unlink()
         return True
+
+
+def _is_old_blob(entry: os.DirEntry[str], limit: float) -> bool:
+    try:
+        return is_digest(entry.name) and entry.stat().st_mtime <= limit
+    except FileNotFoundError:
+        return False
 
 
 class BlobSource:

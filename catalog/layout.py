@@ -38,6 +38,7 @@ _ROUTE_DEFAULTS: Mapping[int, object] = {
     for place, field in enumerate(msgspec.structs.fields(RouteRecord), start=1)
     if field.default_factory is not msgspec.NODEFAULT
 }
+_decode_packed = msgspec.msgpack.Decoder().decode
 _EVENT_FIELDS = len(Event.__struct_fields__)
 # what the commonest events are called on disk; the others go by their names
 TAGS: Mapping[type, int | str] = {PolicyCreated: 1, RevisionPublished: 2, ChannelMoved: 3}
@@ -292,6 +293,12 @@ class RevisionTable(PackedTable[RevisionRecord]):
         facts[0] = digest
         head = [policy.decode(), int.from_bytes(number[1:], "big"), facts]
         values[:] = [*head, provenance, actor, published_ms, seq, retired_ms, *later]
+
+
+def artifact_of(revision: bytes) -> bytes:
+    """The digest, 32 bytes, of the artifact of a revision's row."""
+    digest: bytes = _decode_packed(revision)[0]
+    return digest
 
 
 class Arms:

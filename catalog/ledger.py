@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -65,11 +66,12 @@ class Ledger:
     def sweep(self, command: CollectOrphans) -> Iterator[Swept]:
         """Clean the store up, a folder at each step; batches may run between steps.
 
-        No publish can come between the look at the catalog and the removal: it would have to run on this very thread.
+        No publish can come between the look at the catalog and the removal: it would have to run on this very thread,
+        and what a store removes across steps counts as absent for it.
         Raises InvalidRequest and ArtifactUnavailable.
         """
         inputs.check_age(command)
-        return self._store.sweep_by_folder(self._is_named, command.older_than_s)
+        return self._store.sweep_by_folder(self._orphans, command.older_than_s)
 
     def housekeep(self) -> None:
         """Now and then: what killed readers left behind would keep old pages from reuse."""
@@ -86,9 +88,12 @@ class Ledger:
         except lmdb.Error as error:
             raise JournalUnavailable(f"the journal's map can't grow: {error}") from error
 
-    def _is_named(self, digest: str) -> bool:
+    @contextlib.contextmanager
+    def _orphans(self, digests: Sequence[str]) -> Iterator[frozenset[str]]:
         with self._environment.begin() as txn:
-            return Snapshot(txn, self._environment.tables).artifact(digest) is not None
+            view = Snapshot(txn, self._environment.tables)
+            unnamed = frozenset(digest for digest in digests if view.artifact(digest) is None)
+        yield unnamed
 
     def _attempt(self, commands: Sequence[BatchCommand]) -> Batch:
         events: list[Event] = []

@@ -17,6 +17,9 @@ class ArtifactSizes(Protocol):
     def size(self, digest: str) -> int | None:
         """Bytes of a complete artifact; None where the store hasn't got it."""
 
+    def removing(self, digest: str) -> bool:
+        """Whether a sweep is removing it at this moment: no event may name it."""
+
 
 class Context(NamedTuple):
     """The world as a decision sees it: the catalog, the store, and the time (Unix, in milliseconds)."""

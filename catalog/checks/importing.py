@@ -25,7 +25,8 @@ def import_revisions(command: ImportRevisions, context: Context) -> Decision:
         try:
             importing.add(imported)
         except RoostError as error:
-            raise error_for(error.outcome, f"{imported.policy}: {error.message}", field=error.field) from None
+            message = f"{imported.policy}: {error.message}"
+            raise error_for(error.outcome, message, field=error.field, retry_after_s=error.retry_after_s) from None
     return Decision(tuple(importing.events), count=importing.published)
 
 

@@ -95,7 +95,13 @@ def check_artifact(facts: ArtifactFacts, context: Context) -> None:
 
 
 def check_known_facts(facts: ArtifactFacts, context: Context) -> None:
-    """The same bytes always have the same facts. Raises InvalidRequest."""
+    """What holds for artifacts that nobody looks for, too: the same bytes always have the same facts, and none is named
+    while it is removed. Raises InvalidRequest and ArtifactUnavailable."""
+    if context.store.removing(facts.digest):
+        raise ArtifactUnavailable(
+            f"artifact {facts.digest} is being removed, for nothing named it: upload it again",
+            field="digest", retry_after_s=1.0,
+        )  # fmt: skip
     known = context.view.artifact(facts.digest)
     if known is not None and known.facts != facts:
         raise InvalidRequest(

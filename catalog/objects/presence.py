@@ -4,9 +4,8 @@ Whether an artifact is there is looked up before a command's turn comes, off the
 moment. The sweep condemns orphans on the ledger's thread, where no publish can come between the look at the catalog
 and the condemnation; from then on they count as absent, while a thread of its own deletes them.
 
-Where several registrars share a journal, a condemnation holds in one of them only. There a step that has looked at the
-catalog ends when the deletion has, so that the journal's lock covers both; and what was seen a moment ago counts only
-while it is so young that no sweep may touch it.
+Where several registrars share a journal, its ledger tells all of them what one of them removes: nobody names that while
+it lasts, and what was seen of it before is forgotten.
 """
 
 from __future__ import annotations
@@ -15,27 +14,29 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import msgspec
 import obstore
 
-from ..blobs import Swept, is_digest
+from wire.outcomes import ArtifactUnavailable
+
+from ..blobs import Orphans, Swept, is_digest
 from .faults import told
 from .store import ObjectStore
 
 _REMEMBER_S = 10.0
 _REMEMBER_MOST = 65_536
 _PAGE = 1000
+_DELETED_AT_ONCE = 100
+_DELETE_MOST_S = 600.0
 # how long a step of the sweep may keep the ledger's thread waiting
 _STEP_S = 0.005
 
-# with several registrars: no sweep goes below the first, and no look is remembered past the second, which leaves room
-# for clocks that differ
+# with several registrars, whose clocks differ, no sweep goes below this
 _SHARED_LEAST_AGE_S = 1800.0
-_SHARED_TRUSTED_AGE_S = 1200.0
 
 T = TypeVar("T")
 
@@ -67,14 +68,29 @@ class Presence:
         epoch = self._epoch
         found = self._store.find(digest)
         size = None if found is None else found.size
-        trusted = found is None or not self._shared or found.age_s < _SHARED_TRUSTED_AGE_S
         with self._lock:
-            if trusted and epoch == self._epoch:
+            if epoch == self._epoch:
                 self._found[digest] = (self._now() + _REMEMBER_S, size)
                 self._found.move_to_end(digest)
                 if len(self._found) > _REMEMBER_MOST:
                     self._found.popitem(last=False)
         return size
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether a deletion is under way."""
+        return bool(self._condemned)
+
+    def removing(self, digest: str) -> bool:
+        with self._lock:
+            return any(digest in digests for digests in self._condemned)
+
+    def forget(self, digests: Iterable[str]) -> None:
+        """Believe nothing that was seen of them before this moment, nor what is on its way."""
+        with self._lock:
+            self._epoch += 1
+            for digest in digests:
+                self._found.pop(digest, None)
 
     def size(self, digest: str) -> int | None:
         """What was found a moment ago, else what the store says now: for at most the seconds that ``look`` may take.
@@ -83,13 +99,12 @@ class Presence:
         """
         with self._lock:
             until, size = self._found.get(digest, (0.0, None))
-            condemned = any(digest in digests for digests in self._condemned)
-        if condemned:
+        if self.removing(digest):
             return None
         return size if until > self._now() else self.look(digest)
 
-    def sweep_by_folder(self, named: Callable[[str], bool], older_than_s: float) -> Iterator[Swept]:
-        """Delete objects that ``named`` does not know, past an age in seconds; short steps, many of them empty.
+    def sweep_by_folder(self, orphans: Orphans, older_than_s: float) -> Iterator[Swept]:
+        """Delete objects that are ``orphans``, past an age in seconds; short steps, many of them empty.
 
         An artifact that is uploaded again in the very moment of its deletion is lost, and its publisher told to upload
         it again: the registrar names nothing that is not there. Raises ArtifactUnavailable.
@@ -100,8 +115,9 @@ class Presence:
             for prefix in ("partial", "blobs"):
                 pages = self._pages(prefix, limit)
                 while (page := (yield from _steps(background.submit(_next_page, pages)))) is not None:
-                    orphans = [old for old in page if not old.digest or not named(old.digest)]
-                    yield from self._delete(orphans, background)
+                    with orphans([old.digest for old in page if old.digest]) as unnamed:
+                        gone = [old for old in page if not old.digest or old.digest in unnamed]
+                        yield from self._delete(gone, background)
         finally:
             background.shutdown(wait=False, cancel_futures=True)
 
@@ -113,8 +129,6 @@ class Presence:
             self._condemned.append(condemned)
         deletion = background.submit(self._delete_now, [old.key for old in orphans])
         try:
-            if self._shared:
-                wait([deletion])
             yield from _steps(deletion)
         finally:
             # whoever stops the sweep here waits for what is under way: it must not outlive the condemnation
@@ -132,8 +146,13 @@ class Presence:
             yield
 
     def _delete_now(self, keys: list[str]) -> None:
-        with told("clean up the object store"):
-            obstore.delete(self._store.handle, keys)
+        """Raises ArtifactUnavailable, also where it takes so long that it might outlive what registrars were told."""
+        until = self._now() + _DELETE_MOST_S
+        for start in range(0, len(keys), _DELETED_AT_ONCE):
+            if self._now() > until:
+                raise ArtifactUnavailable("the object store removes too slowly: the clean-up is given up")
+            with told("clean up the object store"):
+                obstore.delete(self._store.handle, keys[start : start + _DELETED_AT_ONCE])
 
     def _pages(self, prefix: str, limit: float) -> Iterator[list[_Old]]:
         with told("list the object store"):

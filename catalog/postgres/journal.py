@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import asyncpg
 import msgspec
 
 from wire.events import Event
 from wire.outcomes import JournalUnavailable
 from wire.registrar import Committed
 
+from ..layout import artifact_of, digest_key
 from .connection import Connection
-from .rows import PAGE_ROWS, Changes, Key, KnownRows, Page
+from .rows import Changes, Key, KnownRows, Page
 from .schema import CHANNEL, LATEST, LOCK_KEY, Versions
 
 # events are read a page at a time, and a page of large ones ends sooner
 PAGE_EVENTS = 5000
 PAGE_BYTES = 16 << 20
+REVISIONS = "revisions"
+# where a revision's artifact is, or was: a revision is never read without it
+ARTIFACTS = ("artifacts", "former_artifacts")
 
 _decode_event = msgspec.msgpack.Decoder(Event).decode
 _decode_answer = msgspec.msgpack.Decoder(Committed).decode
@@ -25,14 +30,37 @@ _decode_answer = msgspec.msgpack.Decoder(Committed).decode
 _HEAD = """
     SELECT coalesce((SELECT max(seq) FROM roost.journal), 0) AS position,
            floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms,
-           schema, layout
+           schema, layout,
+           ARRAY(SELECT digest FROM roost.sweeping WHERE NOT over AND until > clock_timestamp()) AS sweeping,
+           ARRAY(SELECT sweep || ' ' || digest FROM roost.sweeping WHERE over AND until > clock_timestamp()) AS swept
     FROM roost.version
 """
 _ROWS = """
     SELECT kind, key, record FROM roost.records
     JOIN unnest($1::text[], $2::bytea[]) AS wanted (kind, key) USING (kind, key)
 """
-_PAGE = "SELECT key, record FROM roost.records WHERE kind = $1 AND key >= $2 ORDER BY key LIMIT $3"
+_PAGES = """
+    SELECT number, page.key, page.record
+    FROM unnest($1::text[], $2::bytea[], $3::bigint[]) WITH ORDINALITY AS wanted (kind, start, count, number),
+    LATERAL (
+        SELECT key, record FROM roost.records WHERE records.kind = wanted.kind AND key >= wanted.start
+        ORDER BY key LIMIT wanted.count
+    ) AS page
+    ORDER BY number, page.key
+"""
+# and of each the row behind, which says where it ends
+_PREFIXES = """
+    SELECT number, page.key, page.record
+    FROM unnest($1::text[], $2::bytea[], $3::bytea[]) WITH ORDINALITY AS wanted (kind, start, behind, number),
+    LATERAL (
+        (SELECT key, record FROM roost.records
+         WHERE records.kind = wanted.kind AND key >= wanted.start AND key < wanted.behind)
+        UNION ALL
+        (SELECT key, record FROM roost.records WHERE records.kind = wanted.kind AND key >= wanted.behind
+         ORDER BY key LIMIT 1)
+    ) AS page
+    ORDER BY number, page.key
+"""
 _APPEND = "INSERT INTO roost.journal (seq, event) SELECT * FROM unnest($1::bigint[], $2::bytea[])"
 _INSERT = "INSERT INTO roost.records (kind, key, record) SELECT * FROM unnest($1::text[], $2::bytea[], $3::bytea[])"
 _UPSERT = _INSERT + " ON CONFLICT (kind, key) DO UPDATE SET record = excluded.record"
@@ -42,6 +70,13 @@ _DELETE = """
 """
 _REMEMBER = """
     INSERT INTO roost.commands (id, command, answer) SELECT * FROM unnest($1::text[], $2::bytea[], $3::bytea[])
+"""
+_BEGIN_SWEEP = """
+    INSERT INTO roost.sweeping (sweep, digest, until)
+    SELECT $1, digest, clock_timestamp() + make_interval(secs => $3) FROM unnest($2::text[]) AS digest
+"""
+_END_SWEEP = """
+    UPDATE roost.sweeping SET over = true, until = clock_timestamp() + make_interval(secs => $2) WHERE sweep = $1
 """
 # the sum says where a page has enough bytes; its first event is always in it
 _EVENTS = """
@@ -53,10 +88,16 @@ _EVENTS = """
 
 
 class Head(NamedTuple):
-    """The newest sequence number, and PostgreSQL's clock (Unix time in milliseconds): one for all registrars."""
+    """The newest sequence number, and PostgreSQL's clock (Unix time in milliseconds): one for all registrars.
+
+    ``sweeping`` are digests that some registrar is removing. ``swept`` were removed a moment ago: each is the sweep and
+    the digest.
+    """
 
     position: int
     now_ms: int
+    sweeping: frozenset[str]
+    swept: frozenset[tuple[str, str]]
 
 
 class Done(NamedTuple):
@@ -79,21 +120,48 @@ async def lock(connection: Connection) -> Head:
         raise JournalUnavailable(
             f"the journal in PostgreSQL was migrated to version {found}, and this release writes {LATEST}"
         )
-    return Head(row["position"], row["now_ms"])
+    swept = frozenset((sweep, digest) for sweep, _, digest in (text.partition(" ") for text in row["swept"]))
+    return Head(row["position"], row["now_ms"], frozenset(row["sweeping"]), swept)
 
 
 async def fetch(connection: Connection, known: KnownRows) -> None:
-    """Read what ``known`` wants."""
-    rows, pages = list(known.wanted_rows), list(known.wanted_pages)
+    """Read what ``known`` wants: in at most four statements, however much it is."""
+    rows, pages, prefixes = list(known.wanted_rows), dict(known.wanted_pages), list(known.wanted_prefixes)
     known.wanted_rows.clear()
     known.wanted_pages.clear()
-    if rows:
-        known.rows.update(dict.fromkeys(rows))
-        for row in await connection.fetch(_ROWS, *_columns(rows)):
-            known.rows[row["kind"], row["key"]] = row["record"]
-    for kind, start in pages:
-        found = await connection.fetch(_PAGE, kind, start, PAGE_ROWS)
-        known.pages[kind, start] = Page([(row["key"], row["record"]) for row in found], whole=len(found) < PAGE_ROWS)
+    known.wanted_prefixes.clear()
+    revisions = await _fetch_rows(connection, known, rows)
+    if pages:
+        found = await connection.fetch(_PAGES, *_columns(list(pages)), list(pages.values()))
+        for (wanted, count), page in zip(pages.items(), _grouped(found, len(pages)), strict=True):
+            known.pages[wanted] = Page(page, whole=len(page) < count)
+            revisions += [record for _, record in page if wanted[0] == REVISIONS]
+    if prefixes:
+        behind = [prefix[:-1] + bytes((prefix[-1] + 1,)) for _, prefix in prefixes]
+        found = await connection.fetch(_PREFIXES, *_columns(prefixes), behind)
+        for wanted, page, end in zip(prefixes, _grouped(found, len(prefixes)), behind, strict=True):
+            known.pages[wanted] = Page(page, whole=not page or page[-1][0] < end)
+            revisions += [record for _, record in page if wanted[0] == REVISIONS]
+    named = {(kind, artifact_of(record)) for record in revisions for kind in ARTIFACTS}
+    await _fetch_rows(connection, known, [key for key in named if key not in known.rows])
+
+
+async def _fetch_rows(connection: Connection, known: KnownRows, wanted: Sequence[Key]) -> list[bytes]:
+    """Returns those that are revisions."""
+    if not wanted:
+        return []
+    found = await connection.fetch(_ROWS, *_columns(wanted))
+    known.rows.update(dict.fromkeys(wanted))
+    known.rows.update({(row["kind"], row["key"]): row["record"] for row in found})
+    return [row["record"] for row in found if row["kind"] == REVISIONS]
+
+
+def _grouped(found: Sequence[asyncpg.Record], count: int) -> list[list[tuple[bytes, bytes]]]:
+    """Rows by their number, which counts from 1."""
+    pages: list[list[tuple[bytes, bytes]]] = [[] for _ in range(count)]
+    for row in found:
+        pages[row["number"] - 1].append((row["key"], row["record"]))
+    return pages
 
 
 async def write(connection: Connection, events: Sequence[Event], changes: Changes, known: KnownRows) -> None:
@@ -137,6 +205,25 @@ async def remember(connection: Connection, done: Mapping[str, Done]) -> None:
 
 async def forget(connection: Connection, older_than_s: float) -> None:
     await connection.execute("DELETE FROM roost.commands WHERE at < now() - make_interval(secs => $1)", older_than_s)
+
+
+async def unnamed(connection: Connection, digests: Sequence[str]) -> list[str]:
+    """Those that are not in the catalog."""
+    keys = {digest_key(digest): digest for digest in digests}
+    rows = await connection.fetch(_ROWS, ["artifacts"] * len(keys), list(keys))
+    named = {row["key"] for row in rows}
+    return [digest for key, digest in keys.items() if key not in named]
+
+
+async def begin_sweep(connection: Connection, sweep: str, digests: Sequence[str], most_s: float) -> None:
+    """Tell all registrars that these are being removed; for at most ``most_s``, should this one not live to end it."""
+    await connection.execute("DELETE FROM roost.sweeping WHERE until <= clock_timestamp()")
+    await connection.execute(_BEGIN_SWEEP, sweep, digests, most_s)
+
+
+async def end_sweep(connection: Connection, sweep: str, told_s: float) -> None:
+    """They are removed; registrars are told for ``told_s`` that what they saw of them before is no longer so."""
+    await connection.execute(_END_SWEEP, sweep, told_s)
 
 
 async def events_after(connection: Connection, after: int, limit: int = PAGE_EVENTS) -> list[tuple[int, bytes]]:

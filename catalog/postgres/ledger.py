@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import TypeVar
 
 import asyncpg
 import msgspec
@@ -22,20 +24,26 @@ from ..artifacts import RegistrarStore
 from ..batch import Batch, BatchAnswer, BatchCommand, Clock, Written, refusal, write
 from ..blobs import Swept
 from ..checks import ArtifactSizes, WriteCommand
-from ..layout import digest_key
 from ..snapshot import Snapshot
 from . import journal
 from .connection import TROUBLE, Connection, connect, said
 from .journal import Done
 from .local_view import LocalView
+from .prefetch import Prefetch
 from .rows import KnownRows, RowTransaction, UnknownRow, as_txn, row_tables
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # how long a batch whose connection broke is tried again before its askers are told; a restart takes a second or two
 _PATIENCE_S = 5.0
 _PAUSE_S = 0.1
 _REMEMBERED_S = 3600.0
+# what a registrar that died was removing may be named again after this: far longer than a store is waited for
+_SWEEP_MOST_S = 1800.0
+# longer than any registrar remembers what it saw in the store
+_SWEPT_TOLD_S = 60.0
 
 
 class PostgresLedger:
@@ -51,7 +59,7 @@ class PostgresLedger:
         self._now_ms = now_ms
         self._tables = row_tables()
         self._connection: Connection | None = None
-        self._naming: tuple[Connection, asyncio.AbstractEventLoop]
+        self._swept: frozenset[tuple[str, str]] = frozenset()
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
     def open(self) -> None:
@@ -85,12 +93,12 @@ class PostgresLedger:
         return Batch(answers, [])
 
     def sweep(self, command: CollectOrphans) -> Iterator[Swept]:
-        """Clean the store up, a folder at each step, in each of which no registrar can publish.
+        """Clean the store up in short steps, none of which waits for the store under the journal's lock.
 
         Raises InvalidRequest, ArtifactUnavailable and JournalUnavailable.
         """
         inputs.check_age(command)
-        return self._locked_steps(self._store.sweep_by_folder(self._is_named, command.older_than_s))
+        return self._store.sweep_by_folder(self._orphans, command.older_than_s)
 
     def housekeep(self) -> None:
         """Forget what commands came to that nobody can still be asking for."""
@@ -132,8 +140,11 @@ class PostgresLedger:
             head = await journal.lock(connection)
             before = await journal.done_before(connection, _possible_ids(commands))
             now_ms = self._now_ms or (lambda: head.now_ms)
-            known, store = KnownRows(), _SizesOnce(self._store)
+            known, store = KnownRows(), _Store(self._store, head.sweeping)
+            self._store.forget(digest for _, digest in head.swept - self._swept)
+            self._swept = head.swept
             while True:
+                await self._prefetch(connection, commands, known)
                 outcome = _Outcome(RowTransaction(known, head.position), before)
                 for command in commands:
                     # of each its own: a snapshot may remember what an interrupted command would have written
@@ -148,30 +159,48 @@ class PostgresLedger:
         attempt.in_doubt = False
         return outcome.answers
 
-    def _locked_steps(self, steps: Iterator[Swept]) -> Iterator[Swept]:
-        while (step := self._runner.run(self._locked_step(steps))) is not None:
-            yield step
+    async def _prefetch(self, connection: Connection, commands: Sequence[WriteCommand], known: KnownRows) -> None:
+        """Fetch what the commands will read, as far as it can be told from what is known: with that, a few rounds."""
+        prefetch = Prefetch(Snapshot(as_txn(RowTransaction(known, 0)), self._tables), known)
+        while True:
+            for command in commands:
+                prefetch.ask(command)
+            if known.complete:
+                return
+            await journal.fetch(connection, known)
 
-    async def _locked_step(self, steps: Iterator[Swept]) -> Swept | None:
+    @contextlib.contextmanager
+    def _orphans(self, digests: Sequence[str]) -> Iterator[frozenset[str]]:
+        """Nothing is held while they are removed: a row for each tells all registrars, in whose decisions it counts."""
+        sweep = uuid.uuid4().hex
+        unnamed = self._asked(self._begin_sweep(sweep, digests))
         try:
-            connection = await self._connected()
-            async with connection.transaction(isolation="read_committed"):
-                await journal.lock(connection)
-                # the step asks from its thread, and is answered on this loop
-                self._naming = connection, asyncio.get_running_loop()
-                return await asyncio.to_thread(next, steps, None)
+            yield frozenset(unnamed)
+        finally:
+            if unnamed:
+                self._asked(self._end_sweep(sweep))
+
+    def _asked(self, work: Coroutine[object, object, T]) -> T:
+        """What PostgreSQL answers. Raises JournalUnavailable."""
+        try:
+            return self._runner.run(work)
         except RoostError:
             raise
         except TROUBLE as error:
             self._lost(error)
-            raise JournalUnavailable(f"PostgreSQL can't be read: {said(error)}", retry_after_s=1.0) from error
+            raise JournalUnavailable(f"PostgreSQL can't be reached: {said(error)}", retry_after_s=1.0) from error
 
-    def _is_named(self, digest: str) -> bool:
-        connection, loop = self._naming
-        known = KnownRows()
-        known.wanted_rows.add(("artifacts", digest_key(digest)))
-        asyncio.run_coroutine_threadsafe(journal.fetch(connection, known), loop).result()
-        return any(record is not None for record in known.rows.values())
+    async def _begin_sweep(self, sweep: str, digests: Sequence[str]) -> list[str]:
+        connection = await self._connected()
+        async with connection.transaction(isolation="read_committed"):
+            await journal.lock(connection)
+            unnamed = await journal.unnamed(connection, digests)
+            if unnamed:
+                await journal.begin_sweep(connection, sweep, unnamed, _SWEEP_MOST_S)
+        return unnamed
+
+    async def _end_sweep(self, sweep: str) -> None:
+        await journal.end_sweep(await self._connected(), sweep, _SWEPT_TOLD_S)
 
     async def _hang_up(self, connection: Connection) -> None:
         connection.terminate()
@@ -236,17 +265,21 @@ class _Outcome:
             self.done[command.command_id] = Done(asked, answer)
 
 
-class _SizesOnce:
-    """The store, asked once for each artifact in a transaction."""
+class _Store:
+    """The store in one transaction: asked once for each artifact, and without what registrars are ``sweeping``."""
 
-    def __init__(self, store: ArtifactSizes) -> None:
+    def __init__(self, store: ArtifactSizes, sweeping: frozenset[str]) -> None:
         self._store = store
+        self._sweeping = sweeping
         self._sizes: dict[str, int | None] = {}
 
     def size(self, digest: str) -> int | None:
         if digest not in self._sizes:
             self._sizes[digest] = self._store.size(digest)
         return self._sizes[digest]
+
+    def removing(self, digest: str) -> bool:
+        return digest in self._sweeping or self._store.removing(digest)
 
 
 _REUSED = refusal(InvalidRequest("command_id was another command's: each needs its own", field="command_id"))

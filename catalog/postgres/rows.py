@@ -1,14 +1,15 @@
 """Standing in for an LMDB transaction, so that commands are decided and events applied by the very same code.
 
 What is asked for and not known is noted and interrupts the one who asks; the rows are fetched, for all commands of a
-batch at once, and the batch is tried again. A batch takes as many rounds as its longest chain of look-ups, whatever
-its size. Nothing here touches PostgreSQL.
+batch at once, and the batch is tried again. A round tells the first row that a command lacks and no more, so what
+commands read is asked for beforehand (prefetch.py): a batch then takes a few rounds, whatever its size and however many
+revisions a command of it concerns. Nothing here touches PostgreSQL.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import lmdb
@@ -34,10 +35,15 @@ class Page:
 
     __slots__ = ("keys", "values", "whole")
 
-    def __init__(self, rows: list[tuple[bytes, bytes]], *, whole: bool) -> None:
+    def __init__(self, rows: Sequence[tuple[bytes, bytes]], *, whole: bool) -> None:
         self.keys = [key for key, _ in rows]
         self.values = [value for _, value in rows]
         self.whole = whole
+
+    def knows(self, start: bytes) -> bool:
+        """Whether the first row at ``start`` or after it, or that there is none, can be told; if the page begins there
+        or before."""
+        return self.whole or (bool(self.keys) and self.keys[-1] >= start)
 
 
 class KnownRows:
@@ -47,12 +53,14 @@ class KnownRows:
         self.rows: dict[Key, Value] = {}
         self.pages: dict[Key, Page] = {}
         self.wanted_rows: set[Key] = set()
-        self.wanted_pages: set[Key] = set()
+        self.wanted_pages: dict[Key, int] = {}
+        """With the number of rows."""
+        self.wanted_prefixes: set[Key] = set()
 
     @property
     def complete(self) -> bool:
         """Whether nothing was asked for that is not known."""
-        return not self.wanted_rows and not self.wanted_pages
+        return not self.wanted_rows and not self.wanted_pages and not self.wanted_prefixes
 
     def row(self, kind: str, key: bytes) -> Value:
         try:
@@ -65,8 +73,18 @@ class KnownRows:
         try:
             return self.pages[kind, start]
         except KeyError:
-            self.wanted_pages.add((kind, start))
+            self.want_page(kind, start, PAGE_ROWS)
             raise UnknownRow from None
+
+    def want_page(self, kind: str, start: bytes, count: int) -> None:
+        """The first ``count`` rows from ``start`` on, unless they are known."""
+        if (kind, start) not in self.pages:
+            self.wanted_pages[kind, start] = max(count, self.wanted_pages.get((kind, start), 0))
+
+    def want_prefix(self, kind: str, prefix: bytes) -> None:
+        """All rows whose keys begin with ``prefix``, and the one behind them; unless they are known."""
+        if (kind, prefix) not in self.pages:
+            self.wanted_prefixes.add((kind, prefix))
 
 
 class RowTransaction:
@@ -133,7 +151,7 @@ class RowTransaction:
     def _known_next(self, kind: str, start: bytes) -> bytes | None:
         _must_be_kept(kind)
         for (page_kind, page_start), page in self._known.pages.items():
-            if page_kind == kind and page_start <= start and (page.whole or (page.keys and page.keys[-1] >= start)):
+            if page_kind == kind and page_start <= start and page.knows(start):
                 index = bisect.bisect_left(page.keys, start)
                 if index == len(page.keys):
                     return None

@@ -3,6 +3,7 @@
 journal   every event, as the wire has it. ``seq`` has no gaps, and its order is the order of commits.
 records   what decisions need of the view: the rows of LMDB's databases (layout.py), by database and key.
 commands  what commands came to, by the id that their asker gave them, for an hour.
+sweeping  artifacts that a registrar is removing from the store or, once ``over``, has removed a moment ago.
 version   one row: the version of this schema, and of the layout that the records have.
 """
 
@@ -41,6 +42,15 @@ _STEPS = (
         at timestamptz NOT NULL DEFAULT now()
     );
     CREATE INDEX commands_at ON roost.commands (at);
+    """,
+    """
+    CREATE TABLE roost.sweeping (
+        sweep text COLLATE "C" NOT NULL,
+        digest text COLLATE "C" NOT NULL,
+        over boolean NOT NULL DEFAULT false,
+        until timestamptz NOT NULL,
+        PRIMARY KEY (sweep, digest)
+    );
     """,
 )
 VERSION = len(_STEPS)

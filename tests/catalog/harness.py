@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import lmdb
@@ -36,6 +37,20 @@ def upload(store: BlobStore, content: bytes) -> ArtifactFacts:
 
 def add_base(name: str = BASE, fingerprint: str = BASE_FINGERPRINT) -> AddBase:
     return AddBase(name=name, fingerprint=fingerprint, path=f"/models/{name}", config=b"{}")
+
+
+class Sweeping:
+    """What a sweep is told: all but ``named`` are orphans. ``asked`` is what it asked for."""
+
+    def __init__(self, *named: str, everything_is_named: bool = False) -> None:
+        self.asked: list[str] = []
+        self._named = named
+        self._everything = everything_is_named
+
+    @contextlib.contextmanager
+    def __call__(self, digests: Sequence[str], /) -> Iterator[frozenset[str]]:
+        self.asked += digests
+        yield frozenset() if self._everything else frozenset(digests) - set(self._named)
 
 
 class Catalog:

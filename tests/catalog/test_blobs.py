@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catalog.blobs import BlobStore
+from tests.catalog.harness import Sweeping
 from wire.outcomes import ArtifactUnavailable, InvalidRequest, StorageFull
 
 HOUR_S = 3600.0
@@ -183,21 +184,21 @@ class TestSweep:
     def test_removes_what_is_old_and_named_by_nobody(self, store: BlobStore, clock: Clock) -> None:
         named, orphan = put(store, b"named"), put(store, b"orphan")
         clock.ahead_s = 2 * HOUR_S
-        swept = store.sweep(lambda digest: digest == named, HOUR_S)
+        swept = store.sweep(Sweeping(named), HOUR_S)
         assert (swept.removed, swept.bytes) == (1, len(b"orphan"))
         assert store.size(orphan) is None
         assert files(store) == [store.path(named)]
 
     def test_leaves_what_is_young(self, store: BlobStore) -> None:
         digest = put(store, b"just uploaded")
-        assert store.sweep(lambda _: False, HOUR_S).removed == 0
+        assert store.sweep(Sweeping(), HOUR_S).removed == 0
         assert store.size(digest) is not None
 
     def test_an_upload_of_what_is_there_already_makes_it_young_again(self, store: BlobStore, clock: Clock) -> None:
         digest = put(store, b"orphan")
         os.utime(store.path(digest), (1.0, 1.0))
         assert put(store, b"orphan") == digest
-        assert store.sweep(lambda _: False, HOUR_S).removed == 0
+        assert store.sweep(Sweeping(), HOUR_S).removed == 0
         assert store.size(digest) is not None
 
     @pytest.mark.parametrize("moment", ["before", "after"])
@@ -221,7 +222,7 @@ class TestSweep:
             return moved
 
         monkeypatch.setattr(Path, "rename", rename)
-        store.sweep(lambda _: False, HOUR_S)
+        store.sweep(Sweeping(), HOUR_S)
         store.verify(digest)
         assert files(store) == [store.path(digest)]
 
@@ -231,7 +232,7 @@ class TestSweep:
         with store.writer() as slow:
             slow.write(b"slow ")
             clock.ahead_s = 2 * HOUR_S
-            swept = store.sweep(lambda _: False, HOUR_S)
+            swept = store.sweep(Sweeping(), HOUR_S)
             assert (swept.removed, swept.bytes) == (1, 4)
             slow.write(b"upload")
             digest = slow.commit().digest
@@ -242,5 +243,5 @@ class TestSweep:
         stranger = next(store.root.joinpath("blobs").iterdir()) / "README"
         stranger.write_text("not a blob")
         clock.ahead_s = 2 * HOUR_S
-        store.sweep(lambda _: False, HOUR_S)
+        store.sweep(Sweeping(), HOUR_S)
         assert files(store) == [stranger]

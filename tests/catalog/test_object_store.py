@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from catalog.objects.location import Patience
 from catalog.objects.presence import Presence
 from catalog.objects.store import RENEW_AFTER_S, ObjectStore
 from catalog.objects.upload import PART_BYTES
+from tests.catalog.harness import Sweeping
 from tests.object_storage import (
     REGION,
     SECRET,
@@ -346,9 +348,10 @@ with ObjectStore(url, endpoint=endpoint, region="us-east-1").writer(announced or
         assert bucket.straight.size(digest) is None
         assert [key.startswith("some/prefix/partial/") for key in bucket.objects()] == [True]
         bucket.proxy.heal()
-        assert sum(step.removed for step in Presence(bucket.store).sweep_by_folder(lambda _: True, 3600.0)) == 0
+        sweep = functools.partial(Presence(bucket.store).sweep_by_folder, Sweeping(everything_is_named=True), 3600.0)
+        assert sum(step.removed for step in sweep()) == 0
         bucket.clock.ahead_s = 7200.0
-        assert sum(step.removed for step in Presence(bucket.store).sweep_by_folder(lambda _: True, 3600.0)) == 1
+        assert sum(step.removed for step in sweep()) == 1
         assert bucket.objects() == {}
 
 

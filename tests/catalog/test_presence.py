@@ -16,7 +16,7 @@ from catalog.blobs import Stored, Swept
 from catalog.client import RegistrarClient
 from catalog.objects.presence import Presence
 from catalog.objects.store import ObjectStore
-from tests.catalog.harness import BASE, add_base, facts_of
+from tests.catalog.harness import BASE, Sweeping, add_base, facts_of
 from tests.catalog.processes import RegistrarProcess
 from tests.object_storage import REGION, FaultyProxy, ObjectServer, answer, delay
 from wire.outcomes import ArtifactUnavailable
@@ -73,7 +73,7 @@ class TestSweep:
         named, orphan = bucket.put(b"named"), bucket.put(b"orphan")
         bucket.put_stray("partial/0123")
         bucket.clock.ahead_s = 2 * HOUR_S
-        swept = total(bucket.presence.sweep_by_folder(lambda digest: digest == named, HOUR_S))
+        swept = total(bucket.presence.sweep_by_folder(Sweeping(named), HOUR_S))
         assert (swept.removed, swept.bytes) == (2, len(b"orphan") + len(b"stray"))
         assert bucket.objects() == {bucket.store.key(named)}
         assert bucket.presence.size(orphan) is None
@@ -81,21 +81,21 @@ class TestSweep:
     def test_leaves_what_is_young(self, bucket: Bucket) -> None:
         digest = bucket.put(b"just uploaded")
         bucket.put_stray("partial/0123")
-        assert total(bucket.presence.sweep_by_folder(lambda _: False, HOUR_S)) == Swept(0, 0)
+        assert total(bucket.presence.sweep_by_folder(Sweeping(), HOUR_S)) == Swept(0, 0)
         assert bucket.objects() == {bucket.store.key(digest), "partial/0123"}
 
     def test_leaves_what_is_not_its_own(self, bucket: Bucket) -> None:
         for key in ("blobs/ab/README", "elsewhere/x"):
             bucket.put_stray(key)
         bucket.clock.ahead_s = 2 * HOUR_S
-        total(bucket.presence.sweep_by_folder(lambda _: False, HOUR_S))
+        total(bucket.presence.sweep_by_folder(Sweeping(), HOUR_S))
         assert bucket.objects() == {"blobs/ab/README", "elsewhere/x"}
 
     def test_goes_through_more_than_a_page(self, bucket: Bucket) -> None:
         digests = {bucket.put(str(number).encode()) for number in range(1_050)}
         bucket.clock.ahead_s = 2 * HOUR_S
         kept = min(digests)
-        swept = total(bucket.presence.sweep_by_folder(lambda digest: digest == kept, HOUR_S))
+        swept = total(bucket.presence.sweep_by_folder(Sweeping(kept), HOUR_S))
         assert swept.removed == len(digests) - 1
         assert bucket.objects() == {bucket.store.key(kept)}
 
@@ -103,7 +103,7 @@ class TestSweep:
         bucket.put(b"orphan")
         bucket.clock.ahead_s = 2 * HOUR_S
         bucket.proxy.inject(delay(0.5))
-        steps = bucket.presence.sweep_by_folder(lambda _: False, HOUR_S)
+        steps = bucket.presence.sweep_by_folder(Sweeping(), HOUR_S)
         longest = 0.0
         while True:
             started = time.monotonic()
@@ -120,9 +120,9 @@ class TestSweep:
         assert bucket.presence.size(orphan) == len(b"orphan")
         bucket.clock.ahead_s = 2 * HOUR_S
         bucket.proxy.inject(delay(0.5), method="POST", path="delete")
-        asked: list[str] = []
-        steps = bucket.presence.sweep_by_folder(lambda digest: bool(asked.append(digest)), HOUR_S)
-        while not asked:
+        orphans = Sweeping()
+        steps = bucket.presence.sweep_by_folder(orphans, HOUR_S)
+        while not orphans.asked:
             next(steps)
         assert bucket.store.size(orphan) == len(b"orphan")
         assert bucket.presence.size(orphan) is None
@@ -135,11 +135,11 @@ class TestSweep:
         first, second = bucket.put(b"first"), bucket.put(b"second")
         bucket.clock.ahead_s = 2 * HOUR_S
         bucket.proxy.inject(delay(1.0), method="POST", path="delete", times=1)
-        asked: list[str] = []
-        slow = bucket.presence.sweep_by_folder(lambda digest: bool(asked.append(digest)) or digest == second, HOUR_S)
-        while not asked:
+        orphans = Sweeping(second)
+        slow = bucket.presence.sweep_by_folder(orphans, HOUR_S)
+        while not orphans.asked:
             next(slow)
-        total(bucket.presence.sweep_by_folder(lambda digest: digest == first, HOUR_S))
+        total(bucket.presence.sweep_by_folder(Sweeping(first), HOUR_S))
         assert bucket.store.size(first) is not None
         assert bucket.presence.size(first) is None
         total(slow)
@@ -150,14 +150,14 @@ class TestSweep:
         bucket.clock.ahead_s = 2 * HOUR_S
         bucket.proxy.inject(answer(403, "AccessDenied"))
         with pytest.raises(ArtifactUnavailable, match="refuses our credentials"):
-            total(bucket.presence.sweep_by_folder(lambda _: False, HOUR_S))
+            total(bucket.presence.sweep_by_folder(Sweeping(), HOUR_S))
 
     def test_one_that_is_stopped_midway_condemns_nothing_for_ever(self, bucket: Bucket) -> None:
         digest = bucket.put(b"orphan")
         bucket.clock.ahead_s = 2 * HOUR_S
-        asked: list[str] = []
-        steps = bucket.presence.sweep_by_folder(lambda found: bool(asked.append(found)), HOUR_S)
-        while not asked:
+        orphans = Sweeping()
+        steps = bucket.presence.sweep_by_folder(orphans, HOUR_S)
+        while not orphans.asked:
             next(steps)
         steps.close()  # type: ignore[attr-defined]
         bucket.put(b"orphan")
@@ -196,32 +196,21 @@ class TestShared:
         store = ObjectStore(bucket.url, endpoint=bucket.proxy.endpoint, region=REGION, now=bucket.clock)
         return Presence(store, shared=True)
 
-    def test_a_step_that_looked_at_the_catalog_ends_after_the_deletion(
-        self, bucket: Bucket, presence: Presence
-    ) -> None:
-        bucket.put(b"orphan")
-        bucket.clock.ahead_s = 2 * HOUR_S
-        bucket.proxy.inject(delay(0.5), method="POST", path="delete")
-        asked: list[str] = []
-        steps = presence.sweep_by_folder(lambda digest: bool(asked.append(digest)), HOUR_S)
-        while not asked:
-            next(steps)
-        assert bucket.objects() == set()
-
     def test_what_is_young_is_never_swept_and_may_be_remembered(self, bucket: Bucket, presence: Presence) -> None:
         digest = bucket.put(b"adapter")
         bucket.clock.ahead_s = 900.0
-        assert total(presence.sweep_by_folder(lambda _: False, 1.0)).removed == 0
+        assert total(presence.sweep_by_folder(Sweeping(), 1.0)).removed == 0
         presence.look(digest)
         asked = bucket.proxy.count("HEAD")
         assert presence.size(digest) == len(b"adapter")
         assert bucket.proxy.count("HEAD") == asked
 
-    def test_what_may_be_swept_by_another_is_asked_for_again(self, bucket: Bucket, presence: Presence) -> None:
+    def test_what_another_has_swept_is_forgotten(self, bucket: Bucket, presence: Presence) -> None:
         digest = bucket.put(b"adapter")
         bucket.clock.ahead_s = HOUR_S
         assert presence.look(digest) == len(b"adapter")
-        total(bucket.presence.sweep_by_folder(lambda _: False, 1800.0))
+        total(bucket.presence.sweep_by_folder(Sweeping(), 1800.0))
+        presence.forget([digest])
         assert presence.size(digest) is None
 
 

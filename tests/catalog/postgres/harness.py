@@ -55,6 +55,6 @@ async def emptied(url: str) -> None:
     """Our schema with nothing in it."""
     connection = await connect(url)
     try:
-        await connection.execute("TRUNCATE roost.journal, roost.records, roost.commands")
+        await connection.execute("TRUNCATE roost.journal, roost.records, roost.commands, roost.sweeping")
     finally:
         await connection.close()

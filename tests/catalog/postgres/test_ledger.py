@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from catalog.batch import BatchCommand
 from catalog.blobs import BlobStore
 from catalog.environment import Environment
 from catalog.layout import LAYOUT_VERSION
@@ -16,18 +17,23 @@ from catalog.postgres.ledger import PostgresLedger
 from catalog.postgres.local_view import LocalView
 from catalog.postgres.schema import VERSION
 from loadtest.postgres import PostgresServer
-from tests.catalog.harness import BASE, add_base, upload
+from tests.catalog.harness import BASE, TARGETS, add_base, upload
 from tests.catalog.postgres.fleet import CuttingProxy
 from tests.catalog.postgres.harness import PostgresCatalog
-from wire.events import Retention, Split
+from wire.events import ArtifactFacts, Retention, Split
 from wire.outcomes import JournalUnavailable, Outcome
 from wire.registrar import (
     Committed,
+    CondemnArtifacts,
     CreatePolicy,
+    ImportedRevision,
+    ImportRevisions,
     MoveChannel,
+    PruneNext,
     PruneRevisions,
     PublishRevision,
     Refusal,
+    RenamePolicy,
     Rollback,
     SetRetention,
 )
@@ -84,28 +90,90 @@ def test_what_was_refused_may_be_asked_again_under_its_id(fleet_catalog: Postgre
     assert fleet_catalog.run(late).revision == 4
 
 
+class Statements:
+    """Counts what is sent to PostgreSQL."""
+
+    def __init__(self, catalog: PostgresCatalog) -> None:
+        self.sent = 0
+        connection = catalog.ledger._connection  # type: ignore[attr-defined]
+        connection.add_query_logger(self._count)
+
+    def _count(self, _: object) -> None:
+        self.sent += 1
+
+    def of(self, catalog: PostgresCatalog, *commands: BatchCommand) -> int:
+        """Those that it takes to run ``commands``, none of which may be refused."""
+        before = self.sent
+        batch = PostgresLedger.run(catalog.ledger, commands)  # type: ignore[arg-type]
+        taken = self.sent - before
+        assert all(isinstance(answer, Committed) for answer in batch.answers), batch.answers
+        # what follows what was committed is not counted
+        catalog.ledger.run([])
+        return taken
+
+
+@pytest.fixture
+def statements(fleet_catalog: PostgresCatalog) -> Statements:
+    return Statements(fleet_catalog)
+
+
+# begin, the lock, the head, what was done before; the events, their notification, rows of three kinds, the answers, the
+# commit: the others are for reading
+_WRITING = 11
+
+
+def imported(number: int, *, policy: str, revision: int = 0) -> ImportedRevision:
+    facts = ArtifactFacts(f"{number:064x}", 7, 8, TARGETS, "bf16", 4, 1024)
+    return ImportedRevision(policy=policy, base=BASE, artifact=facts, revision=revision)
+
+
+def history(count: int, policy: str = POLICY) -> ImportRevisions:
+    """``count`` revisions of one policy, which has three already."""
+    revisions = tuple(imported(number, policy=policy, revision=number) for number in range(4, count + 4))
+    return ImportRevisions(revisions=revisions, external=True)
+
+
 def test_a_batch_takes_few_round_trips_whatever_its_size(
-    fleet_catalog: PostgresCatalog, monkeypatch: pytest.MonkeyPatch
+    fleet_catalog: PostgresCatalog, statements: Statements
 ) -> None:
-    from catalog.postgres import journal
-
-    rounds = 0
-    fetch = journal.fetch
-
-    async def counted(*arguments: object) -> None:
-        nonlocal rounds
-        rounds += 1
-        await fetch(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(journal, "fetch", counted)
     facts = [upload(fleet_catalog.store, b"content %d" % number) for number in range(200)]
     publishes = [
         PublishRevision(policy=f"acme/p{number % 50}", artifact=artifact, create_over=BASE)
         for number, artifact in enumerate(facts)
     ]
-    assert all(isinstance(answer, Committed) for answer in fleet_catalog.answers(*publishes))
-    assert rounds <= 8
+    assert statements.of(fleet_catalog, *publishes) <= _WRITING + 4
     assert fleet_catalog.resolve("acme/p7").revision == 4
+
+
+def test_an_import_takes_few_round_trips_whatever_its_size(
+    fleet_catalog: PostgresCatalog, statements: Statements
+) -> None:
+    first = tuple(imported(number, policy=f"acme/p{number % 400}") for number in range(1000, 2000))
+    assert statements.of(fleet_catalog, ImportRevisions(revisions=first, external=True)) <= _WRITING + 2
+    more = tuple(imported(number, policy=f"acme/p{number % 400}") for number in range(2000, 3000))
+    assert statements.of(fleet_catalog, ImportRevisions(revisions=more, external=True)) <= _WRITING + 5
+    again = tuple(imported(1000 + number, policy=f"acme/p{number + 200}", revision=1) for number in range(200))
+    assert statements.of(fleet_catalog, ImportRevisions(revisions=again, external=True)) <= _WRITING + 5
+
+
+def test_what_concerns_all_revisions_of_a_policy_takes_few_round_trips(
+    fleet_catalog: PostgresCatalog, statements: Statements
+) -> None:
+    fleet_catalog.run(history(600))
+    splits = tuple(Split(number) for number in range(10, 18))
+    assert statements.of(fleet_catalog, MoveChannel(policy=POLICY, channel="canary", target=splits)) <= _WRITING + 6
+    fleet_catalog.run(MoveChannel(policy=POLICY, channel="canary"))
+    for name in ("acme/renamed", POLICY):
+        former = POLICY if name != POLICY else "acme/renamed"
+        assert statements.of(fleet_catalog, RenamePolicy(policy=former, to=name)) <= _WRITING + 8
+    fleet_catalog.run(SetRetention(policy=POLICY, retention=Retention(keep_last=1)))
+    fleet_catalog.run(MoveChannel(policy=POLICY, channel="canary", target=(Split(1),)))
+    assert statements.of(fleet_catalog, PruneRevisions(policy=POLICY)) <= _WRITING + 8
+    assert fleet_catalog.view.revision(POLICY, 600).retired_ms  # type: ignore[union-attr]
+    assert statements.of(fleet_catalog, Rollback(policy=POLICY)) <= _WRITING + 16
+    assert fleet_catalog.resolve(POLICY).revision == 1
+    assert statements.of(fleet_catalog, PruneNext()) <= _WRITING + 10
+    assert statements.of(fleet_catalog, CondemnArtifacts()) <= _WRITING + 4
 
 
 @pytest.mark.parametrize("setting", ["synchronous_commit", "fsync"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.postgres.rows import PAGE_ROWS, KnownRows, Page, RowTransaction, UnknownRow
+from catalog.postgres.rows import KnownRows, Page, RowTransaction, UnknownRow
 
 T = TypeVar("T")
 KIND = "policies"
@@ -24,9 +24,9 @@ def answered(stored: dict[bytes, bytes], known: KnownRows, ask: Callable[[], T])
         except UnknownRow:
             for _, key in known.wanted_rows:
                 known.rows[KIND, key] = stored.get(key)
-            for _, start in known.wanted_pages:
+            for (_, start), count in known.wanted_pages.items():
                 rows = sorted((key, value) for key, value in stored.items() if key >= start)
-                known.pages[KIND, start] = Page(rows[:PAGE_ROWS], whole=len(rows) < PAGE_ROWS)
+                known.pages[KIND, start] = Page(rows[:count], whole=len(rows) < count)
             known.wanted_rows.clear()
             known.wanted_pages.clear()
     raise AssertionError("it asks forever")
