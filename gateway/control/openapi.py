@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from wire.outcomes import Outcome
@@ -62,10 +62,13 @@ def document(app: web.Application) -> Json:
 
 
 def _routes(app: web.Application) -> Iterator[tuple[str, str, Handler, Description]]:
-    """Method, path as OpenAPI writes it, handler and description. aiohttp's own HEAD beside a GET is no other route."""
+    """Method, path as OpenAPI writes it, handler and description. aiohttp's own HEAD beside a GET is no other route.
+
+    Nor is one for every method: that only says which methods there are.
+    """
     for route in app.router.routes():
         resource = route.resource
-        if resource is None:
+        if resource is None or route.method == hdrs.METH_ANY:
             continue
         about = description_of(route.handler)
         if about is None:
