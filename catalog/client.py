@@ -29,6 +29,8 @@ from .settings import CurveSettings
 class OutcomeUnknown(JournalUnavailable):
     """The command was sent and its answer never came: it may have had its effect or not."""
 
+    public = True
+
 
 class RegistrarClient:
     """Made and used on one event loop. Outlives any number of restarts of the registrar."""

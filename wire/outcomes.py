@@ -67,10 +67,12 @@ class RoostError(Exception):
     """Root of every error that Roost raises on purpose.
 
     ``message`` is one clear sentence for a person. ``field`` names the offending input, where there is one.
-    ``retry_after_s`` estimates when a retry may succeed.
+    ``retry_after_s`` estimates when a retry may succeed. ``public``: the message names nothing of how the fleet is
+    built (addresses, paths), and may be told to any client.
     """
 
     outcome = Outcome.INVALID_REQUEST
+    public = True
 
     def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -152,6 +154,7 @@ class NoHealthyNode(RoostError, ConnectionError):
 
 class JournalUnavailable(RoostError, ConnectionError):
     outcome = Outcome.JOURNAL_UNAVAILABLE
+    public = False
 
 
 class KnownBad(RoostError, RuntimeError):

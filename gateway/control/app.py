@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 from aiohttp import web
 
-from gateway.http import error_answer
+from gateway.http import error_answer, error_body
 from wire.outcomes import InvalidRequest, NotFound, RoostError, TooLarge
 
 from . import artifacts, bases, channels, health, keys, models, openapi, policies, position, retention, status, where
+from .requests import caller
 from .services import SERVICES, Services
 
 PARTS = (
     health, models, status, bases, policies, where, artifacts, channels, retention, keys, position, openapi,
 )  # fmt: skip
+
+_log = logging.getLogger(__name__)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -42,7 +46,7 @@ async def _tell_errors(request: web.Request, handler: _Handler) -> web.StreamRes
     try:
         return await handler(request)
     except RoostError as error:
-        return error_response(error)
+        return error_response(error, operator=not error.public and _operates(request))
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -50,6 +54,10 @@ async def _tell_errors(request: web.Request, handler: _Handler) -> web.StreamRes
         if "Allow" in error.headers:
             answer.headers["Allow"] = error.headers["Allow"]
         return answer
+    except Exception:
+        _log.exception("%s %s failed", request.method, request.path[:200])
+        body = error_body("internal_error", "the gateway failed")
+        return web.Response(status=500, content_type="application/json", body=body)
 
 
 def _named(error: web.HTTPException, request: web.Request) -> RoostError:
@@ -60,8 +68,15 @@ def _named(error: web.HTTPException, request: web.Request) -> RoostError:
     return InvalidRequest(f"{request.method} is not served here: {error.reason}")
 
 
-def error_response(error: RoostError, status: int | None = None) -> web.Response:
-    """``error`` as the client sees it."""
-    code, headers, body = error_answer(error)
+def _operates(request: web.Request) -> bool:
+    try:
+        return caller(request).operates
+    except RoostError:
+        return False
+
+
+def error_response(error: RoostError, status: int | None = None, *, operator: bool = False) -> web.Response:
+    """``error`` as the client sees it, or as who runs the fleet does."""
+    code, headers, body = error_answer(error, operator=operator)
     text = {name.decode(): value.decode() for name, value in headers}
     return web.Response(status=status or code, headers=text, body=body)

@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from gateway.http import told_to_clients
 from gateway.metrics import exposition
 from wire.outcomes import JournalUnavailable
 
@@ -32,7 +33,7 @@ async def readyz(request: web.Request) -> web.Response:
     try:
         shared.view.position()
     except JournalUnavailable as error:
-        missing.append(f"catalog: {error.message}")
+        missing.append(told_to_clients(error))
     if shared.nodes.ready_engines() == 0:
         missing.append("no node has a ready engine")
     return answer({"ready": not missing, "missing": missing}, status=503 if missing else 200)

@@ -12,6 +12,7 @@ from catalog.names import split_adapter_name
 from catalog.records import PolicyRecord
 from catalog.view import CatalogView
 from gateway.auth import Caller
+from gateway.http import told_to_clients
 from gateway.nodes import Node
 from wire.events import Scope
 from wire.node import EngineReport
@@ -40,7 +41,7 @@ async def status(request: web.Request) -> web.Response:
     tenants = {tenant for node in shared.nodes for tenant in _tenants_of(node) if asker.reaches(tenant)}
     references = await shared.scans.run(find_references, shared.view, tenants)
     nodes = [_node_document(node, asker, references) for node in shared.nodes]
-    return answer({"gateway": shared.gateway, "catalog": _catalog_document(shared), "nodes": nodes})
+    return answer({"gateway": shared.gateway, "catalog": _catalog_document(shared, asker), "nodes": nodes})
 
 
 def find_references(view: CatalogView, tenants: set[str]) -> References:
@@ -65,11 +66,11 @@ def _tenants_of(node: Node) -> set[str]:
     return {name[0] for name in names if name is not None}
 
 
-def _catalog_document(shared: Services) -> dict[str, Any]:
+def _catalog_document(shared: Services, asker: Caller) -> dict[str, Any]:
     try:
         return {"position": shared.view.position()}
     except JournalUnavailable as error:
-        return {"error": error.message}
+        return {"error": error.message if asker.operates else told_to_clients(error)}
 
 
 def _node_document(node: Node, asker: Caller, references: References) -> dict[str, Any]:

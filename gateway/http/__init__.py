@@ -7,7 +7,7 @@ It knows nothing of policies, leases or placement, and imports only ``wire`` of 
 ``control`` the lane to aiohttp; ``upstream`` and ``upstream_connection`` ask the engine; ``relay`` joins both sides.
 """
 
-from gateway.http.answers import error_answer, error_body
+from gateway.http.answers import error_answer, error_body, told_to_clients
 from gateway.http.connection import DataHandler
 from gateway.http.exchange import Exchange
 from gateway.http.headers import Headers, Pair, forwardable
@@ -34,4 +34,5 @@ __all__ = [
     "error_body",
     "forwardable",
     "serve",
+    "told_to_clients",
 ]

@@ -12,12 +12,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from catalog.view import CatalogView
 from gateway.app import Gateway
 from gateway.control.threads import in_thread
 from gateway.settings import GatewaySettings
 from wire.events import Scope
 from wire.node import Health, Residency
-from wire.outcomes import InvalidRequest
+from wire.outcomes import InvalidRequest, JournalUnavailable
 
 from .fleet_states import BASE, FINGERPRINT
 from .mesh import CONFIG, Mesh, Told, until
@@ -37,7 +38,9 @@ async def publish(mesh: Mesh, policy: str, content: bytes, **fields: Any) -> Tol
     return await mesh.ask("POST", f"{ADMIN}/policies/{policy}/revisions", json=body)
 
 
-async def test_health_needs_nothing_and_readiness_says_what_is_missing(tmp_path: Path) -> None:
+async def test_health_needs_nothing_and_readiness_says_what_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = GatewaySettings(
         name="g",
         port=0,
@@ -56,15 +59,39 @@ async def test_health_needs_nothing_and_readiness_says_what_is_missing(tmp_path:
                 document = await response.json()
                 assert response.status == 503
                 assert not document["ready"]
-                assert "registrar" in document["missing"][0]
+                assert document["missing"][0] == "the catalog is not available now"
+                assert str(tmp_path) not in json.dumps(document)
                 assert "no node" in document["missing"][1]
             async with http.get("/v1/models", headers={"x-api-key": "tml-x"}) as response:
                 assert (response.status, response.headers["retry-after"]) == (503, "1")
-                assert (await response.json())["error"]["type"] == "journal_unavailable"
+                error = (await response.json())["error"]
+                assert error["type"] == "journal_unavailable"
+                assert str(tmp_path) not in error["message"]
             async with http.post("/v1/chat/completions", json={"model": "a/b"}) as response:
                 assert (response.status, response.headers["x-roost-outcome"]) == (503, "journal_unavailable")
+                assert str(tmp_path) not in await response.text()
+            # who runs the fleet has its log too: there it says why
+            assert str(tmp_path) in caplog.text
     finally:
         await gateway.stop(drain_s=0.0)
+
+
+async def test_where_the_journal_lies_is_told_to_operators_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Mesh(tmp_path, anonymous=False) as mesh:
+        operator, tenant = mesh.key("*"), mesh.key("acme")
+        address = "10.1.2.3:5432"
+
+        async def run(*arguments: object, **options: object) -> None:
+            raise JournalUnavailable(f"PostgreSQL can't be written: no answer from {address}")
+
+        monkeypatch.setattr(mesh.gateways[0]._registrar, "run", run)
+        body = {"policy": "acme/bot", "base": BASE}
+        for headers, shown in ((tenant, False), (operator, True)):
+            told = await mesh.ask("POST", f"{ADMIN}/policies", json=body, headers=headers)
+            assert (told.status, address in told.error["message"]) == (503, shown)
+        assert address in caplog.text
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -618,6 +645,11 @@ async def test_bases_are_added_and_listed(tmp_path: Path) -> None:
         ("policies/acme/bot/revisions", b'{"digest": "xyz"}', "digest"),
         ("policies/acme/bot/revisions", b'{"digest": "", "expected_version": "1"}', "expected_version"),
         ("policies/acme/bot/rollback", b'{"channel": "no/channel"}', "channel"),
+        ("policies/acme/bot/rollback", b'{"to": 18446744073709551616}', "to"),
+        ("policies/acme/bot/promote", b'{"revision": -9223372036854775809}', "revision"),
+        ("policies/acme/bot/retire", b'{"expected_version": 18446744073709551616}', "expected_version"),
+        ("policies/acme/bot/revisions", b'{"digest": "", "provenance": {"step": 18446744073709551616}}', "step"),
+        ("policies/acme/bot/training", b'{"kind": "rollout", "uri": "u", "step": 18446744073709551616}', "step"),
         ("policies/ACME/bot/retire", b"{}", "policy"),
         ("bases", b'{"name": "x", "path": "p", "fingerprint": "short", "config": "e30="}', "fingerprint"),
         ("bases", b'{"name": "x/y", "path": "p", "fingerprint": "' + b"0" * 64 + b'", "config": "e30="}', "name"),
@@ -632,6 +664,30 @@ async def test_a_bad_field_is_named(tmp_path: Path, path: str, body: bytes, fiel
         mesh.publish("acme/bot")
         told = await mesh.ask("POST", f"{ADMIN}/{path}", data=body, headers=mesh.key("*"))
         assert (told.status, told.error["param"]) == (400, field)
+
+
+async def test_a_number_of_over_64_bits_is_refused_by_name(tmp_path: Path) -> None:
+    async with Mesh(tmp_path) as mesh:
+        mesh.publish("acme/bot")
+        much = 1 << 64
+        policy = f"{ADMIN}/policies/acme/bot"
+        arms = [{"revision": 1}, {"revision": 2}]
+        for path, body, field in (
+            ("channels/canary", {"target": arms, "seed": much}, "seed"),
+            ("retention", {"retention": {"keep_last": much}}, "keep_last"),
+        ):
+            told = await mesh.ask("PUT", f"{policy}/{path}", json=body, headers=mesh.key("*"))
+            assert (told.status, told.error["param"]) == (400, field)
+
+
+async def test_what_nobody_expected_is_told_in_the_same_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    async with Mesh(tmp_path) as mesh:
+        monkeypatch.setattr(CatalogView, "policy", broken)
+        told = await mesh.ask("GET", f"{ADMIN}/policies/acme/bot", headers=mesh.key("*"))
+        assert (told.status, told.error["type"]) == (500, "internal_error")
 
 
 async def test_what_is_not_served_is_told_in_the_same_form(tmp_path: Path) -> None:
