@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import obstore
 
 from catalog.objects.faults import told
-from catalog.objects.location import PATIENT, Handle, connect
+from catalog.objects.location import PATIENT, Handle, check_url, connect
 from wire.hosts import is_loopback
 from wire.outcomes import InvalidRequest, NotFound, TooLarge
 
@@ -26,7 +26,8 @@ def fetch_from_url(url: str, folder: Path, bars: Bars) -> str:
 
     Raises InvalidRequest, NotFound where a file is missing, TooLarge, ArtifactUnavailable, StorageFull.
     """
-    parts = urlsplit(url)
+    # first, for nothing of an URL that holds a secret may be shown
+    parts = urlsplit(check_url(url, "source"))
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise InvalidRequest(f"{url}: over plain http anybody could change it on the way: use https", field="source")
     endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")

@@ -124,6 +124,14 @@ class TestWebServer:
         with pytest.raises(InvalidRequest, match=r"source|https"), opened(url, bars):
             pass
 
+    @pytest.mark.parametrize(
+        "url", ["http://user:secret@example.com/a", "ftp://user:secret@host/a", "http://h/a?t=secret"]
+    )
+    def test_a_secret_in_an_address_is_not_repeated(self, url: str, bars: Bars) -> None:
+        with pytest.raises(InvalidRequest) as caught, opened(url, bars):
+            pass
+        assert "secret" not in str(caught.value)
+
 
 class TestHub:
     @pytest.fixture

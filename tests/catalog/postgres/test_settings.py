@@ -33,6 +33,7 @@ def test_the_registrar_is_told_where_the_journal_is(tmp_path: Path) -> None:
     [
         ("postgresql://roost:secret@db/fleet", "leave the password out"),
         ("postgresql://db/fleet?password=secret", "leave the password out"),
+        ("postgresql://db/fleet?sslmode=verify-full&sslpassword=secret", "leave the password out"),
         ("mysql://db/fleet", "expected postgresql://"),
         ("/var/run/postgresql", "expected postgresql://"),
     ],
