@@ -43,16 +43,16 @@ def append_all(view: Snapshot, events: Sequence[Event]) -> None:
     A new policy and its first revision, one behind the other as an import makes them, are applied in one step, to the
     same rows: most events are of this kind.
     """
+    last = len(events) - 1
     place = 0
-    while place < len(events):
-        pair = events[place : place + 2]
-        if _makes_a_policy(pair):
-            created, published = pair
-            _check_follows(view, created.seq)
-            revisions.publish_first(view, created, published)
+    while place <= last:
+        event = events[place]
+        if place < last and _makes_a_policy(event, events[place + 1]):
+            _check_follows(view, event.seq)
+            revisions.publish_first(view, event, events[place + 1])
             place += 2
         else:
-            append(view, events[place])
+            append(view, event)
             place += 1
 
 
@@ -72,16 +72,14 @@ def _check_follows(view: Snapshot, seq: int) -> None:
         raise JournalUnavailable(f"event {seq} can't follow event {view.position()} of the journal")
 
 
-def _makes_a_policy(events: Sequence[Event]) -> bool:
+def _makes_a_policy(event: Event, following: Event) -> bool:
     """Whether these two are a policy's first events."""
-    if len(events) != 2:
-        return False
-    created, published = events
+    created, published = event.body, following.body
     return (
-        isinstance(created.body, PolicyCreated)
-        and isinstance(published.body, RevisionPublished)
-        and published.body.policy == created.body.policy
-        and published.seq == created.seq + 1
+        isinstance(created, PolicyCreated)
+        and isinstance(published, RevisionPublished)
+        and published.policy == created.policy
+        and following.seq == event.seq + 1
     )
 
 

@@ -36,11 +36,10 @@ class BufferedTable(Table[R]):
         self._changed: dict[bytes, R | _Gone] = {}
 
     def get(self, txn: Txn, key: bytes) -> R | None:
-        try:
-            return self._known[key]
-        except KeyError:
-            record = self._known[key] = self._inner.get(txn, key)
-            return record
+        known = self._known.get(key, _Gone.GONE)
+        if isinstance(known, _Gone):
+            known = self._known[key] = self._inner.get(txn, key)
+        return known
 
     def put(self, txn: Txn, key: bytes, record: R, *, append: bool = False) -> None:
         if isinstance(self._changed.get(key), _Gone):

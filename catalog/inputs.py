@@ -62,6 +62,8 @@ def check_facts(facts: ArtifactFacts) -> None:
     _check_targets(facts.targets)
 
 
+# an import brings thousands from one source
+@functools.lru_cache(maxsize=1024)
 def check_provenance(provenance: Provenance) -> None:
     """Raises InvalidRequest."""
     for name in ("source", "format", "run", "note"):

@@ -10,6 +10,7 @@ from wire.outcomes import InvalidRequest
 
 _PART = r"[a-z0-9][a-z0-9._-]{0,62}"
 _PART_RE = re.compile(_PART, re.ASCII)
+_POLICY_RE = re.compile(f"{_PART}/{_PART}", re.ASCII)
 _BASE_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}", re.ASCII)
 _REFERENCE_RE = re.compile(rf"({_PART}/{_PART})(?:@([1-9][0-9]{{0,9}})|:({_PART}))?", re.ASCII)
 # the longest reference there can be: two parts, the slash, and a channel
@@ -52,8 +53,7 @@ def parse_reference(text: str) -> Reference:
 
 def check_policy(text: str, field: str = "policy") -> str:
     """``text`` if it is a bare ``tenant/name``. Raises InvalidRequest."""
-    tenant, slash, name = text.partition("/")
-    if not slash or _PART_RE.fullmatch(tenant) is None or _PART_RE.fullmatch(name) is None:
+    if _POLICY_RE.fullmatch(text) is None:
         raise InvalidRequest(
             f"{shown(text)} is not a policy name: expected tenant/name, each part {_PART}", field=field
         )

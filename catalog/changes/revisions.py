@@ -30,8 +30,7 @@ def publish_first(view: Snapshot, created: Event, published: Event) -> None:
     assert isinstance(published.body, RevisionPublished)
     view.record(created)
     view.record_after(published, created.seq)
-    record = policies.new_policy(view, created, created.body)
-    _publish_to(view, published, published.body, replace(record, version=1))
+    _publish_to(view, published, published.body, policies.new_policy(view, created, created.body, version=1))
 
 
 def retire(view: Snapshot, event: Event, body: RevisionsRetired) -> None:
@@ -75,7 +74,8 @@ def _publish_to(view: Snapshot, event: Event, body: RevisionPublished, record: P
         body.policy, body.revision, body.artifact, body.provenance, event.actor, event.at_ms, event.seq
     )
     put_revision(view, revision)
-    put_policy(view, event, replace(record, latest=body.revision))
+    before = policies.served_before_publish(record) if record.before else record.before
+    put_policy(view, event, replace(record, latest=body.revision, before=before))
 
 
 def _name_artifact(view: Snapshot, event: Event, facts: ArtifactFacts) -> None:
