@@ -74,8 +74,7 @@ def _publish_to(view: Snapshot, event: Event, body: RevisionPublished, record: P
         body.policy, body.revision, body.artifact, body.provenance, event.actor, event.at_ms, event.seq
     )
     put_revision(view, revision)
-    before = policies.served_before_publish(record) if record.before else record.before
-    put_policy(view, event, replace(record, latest=body.revision, before=before))
+    put_policy(view, event, replace(record, latest=body.revision))
 
 
 def _name_artifact(view: Snapshot, event: Event, facts: ArtifactFacts) -> None:
