@@ -46,8 +46,14 @@ class Codec(Generic[T]):
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(types)
 
     def encode(self, message: T) -> bytes:
-        """The bytes of ``message``. Raises TooLarge past ``max_bytes``: what no peer would take is not sent."""
-        data = self._encoder.encode(message)
+        """The bytes of ``message``. Raises TooLarge past ``max_bytes``: what no peer would take is not sent.
+
+        Raises InvalidRequest for a number that is no 64-bit integer, which a message can't carry.
+        """
+        try:
+            data = self._encoder.encode(message)
+        except OverflowError:
+            raise InvalidRequest(f"a {type(message).__name__} has a whole number of over 64 bits") from None
         if len(data) > self.max_bytes:
             raise TooLarge(
                 f"a {type(message).__name__} of {len(data)} bytes is over the wire's bound of {self.max_bytes}"

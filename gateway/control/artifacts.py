@@ -12,6 +12,7 @@ from aiohttp import web
 
 from catalog.artifacts import ArtifactStore, ArtifactWriter
 from catalog.blobs import Stored, check_digest
+from catalog.inputs import check_provenance
 from catalog.names import STABLE, check_base
 from catalog.view import CatalogView
 from packer.revision import RevisionFile, check_fit
@@ -20,6 +21,7 @@ from wire.events import ArtifactFacts, Provenance, Scope
 from wire.outcomes import ArtifactUnavailable, InvalidRequest, NotFound, Retired, TooLarge
 from wire.registrar import PublishRevision
 
+from .bodies import Whole
 from .described import Description, described
 from .documents import PublishedDocument, StoredDocument
 from .requests import POLICY, answer, committed, publisher_of, read_body, require
@@ -37,7 +39,7 @@ class NewRevision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     digest: str
     create_over: str = ""
-    expected_version: int | None = None
+    expected_version: Whole | None = None
     provenance: Provenance = Provenance()
 
 
@@ -74,6 +76,7 @@ async def publish(request: web.Request) -> web.Response:
     """Check the uploaded file against the policy's base, and have the registrar name it."""
     policy, asker = publisher_of(request)
     new = await read_body(request, NewRevision)
+    check_provenance(new.provenance)
     shared = services(request)
     digest = check_digest(new.digest)
     if await asyncio.to_thread(shared.store.size, digest) is None:

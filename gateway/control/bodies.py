@@ -6,10 +6,12 @@ from typing import Annotated
 
 import msgspec
 
+from catalog.inputs import MAX_NUMBER, MAX_SEED
 from catalog.names import STABLE
 from wire.events import RecordKind, Retention
 
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+Whole = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUMBER)]
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -19,7 +21,7 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class Versioned(Body, frozen=True, kw_only=True):
     """Of all that change a policy."""
 
-    expected_version: int | None = None
+    expected_version: Whole | None = None
 
 
 class NewPolicy(Body, frozen=True, kw_only=True):
@@ -39,7 +41,7 @@ class Target(Versioned, frozen=True, kw_only=True):
     """
 
     target: tuple[Arm, ...]
-    seed: int | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)] | None = None
 
 
 class Promotion(Versioned, frozen=True, kw_only=True):
@@ -47,14 +49,14 @@ class Promotion(Versioned, frozen=True, kw_only=True):
 
     channel: str = STABLE
     source: str = ""
-    revision: int = 0
+    revision: Whole = 0
 
 
 class RollbackBody(Versioned, frozen=True, kw_only=True):
     """``to`` 0 means the revision before the one that ``channel`` has."""
 
     channel: str = STABLE
-    to: int = 0
+    to: Whole = 0
 
 
 class NewName(Versioned, frozen=True, kw_only=True):
@@ -82,8 +84,8 @@ class NewTrainingRecord(Versioned, frozen=True, kw_only=True):
     kind: RecordKind
     uri: str
     digest: str = ""
-    step: int = 0
-    revision: int = 0
+    step: Whole = 0
+    revision: Whole = 0
 
 
 class Garbage(Body, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from catalog.checks import WriteCommand
+from catalog.inputs import check_retention
 from gateway.auth import ALL_TENANTS
 from gateway.holdings import held_digests
 from gateway.nodes import NodeTable
@@ -51,6 +52,8 @@ async def set_retention(request: web.Request) -> web.Response:
     """Say which revisions are kept; the others are retired in the background."""
     policy, asker = publisher_of(request)
     body = await read_body(request, RetentionBody)
+    if body.retention is not None:
+        check_retention(body.retention)
     command = SetRetention(
         actor=asker.key_id, policy=policy, retention=body.retention, expected_version=body.expected_version
     )

@@ -83,6 +83,12 @@ def test_what_is_wrong_has_a_name(data: bytes, reason: Drop) -> None:
     assert caught.value.reason is reason
 
 
+@pytest.mark.parametrize("number", [1 << 64, -(1 << 63) - 1])
+def test_a_number_of_over_64_bits_is_refused(number: int) -> None:
+    with pytest.raises(InvalidRequest, match="64 bits"):
+        Codec(AskOfNode).encode(Acquire(gateway="g", instance="i", lease=number, base="b"))
+
+
 def test_size_is_bounded_both_ways() -> None:
     small: Codec[Any] = Codec(AskOfNode, max_bytes=100)
     long = Acquire(gateway="g" * 100, instance="i", lease=1, base="b")
