@@ -13,6 +13,7 @@ import typer
 from catalog.names import check_policy
 from packer.peft import pack_peft
 from packer.shape import BaseShape
+from wire.events import ArtifactFacts
 from wire.outcomes import ArtifactUnavailable, NotFound
 
 from ..sources.source import opened
@@ -71,12 +72,17 @@ def publish(
         "provenance": {"source": f"{getpass.getuser()}: {adapter.origin}", "format": "peft", "note": note},
     }
     answer = client.call("POST", policy_path(policy, "revisions"), body)
+    # before anything is waited for: the revision is there, whether or not the other hosts come to have it
+    if as_json:
+        tell_json(answer)
+    else:
+        _tell_published(policy, answer, facts)
     for url in wait or ():
         # the admin key of this host's mesh is for this host
         ApiClient(url, session(context).key).call("GET", f"/roost/v1/catalog/position?reached={answer['seq']}")
-    if as_json:
-        tell_json(answer)
-        return
+
+
+def _tell_published(policy: str, answer: dict[str, Any], facts: ArtifactFacts) -> None:
     done = "Published" if answer["changed"] else "Is the latest already:"
     tell(
         f"{done} ", (f"{policy}@{answer['revision']}", "bold"),

@@ -505,6 +505,14 @@ def test_publish_packs_uploads_and_names(roost: Roost, adapter: Path) -> None:
     assert named.json["provenance"]["note"] == "tuned"
 
 
+def test_what_was_published_is_told_though_another_host_does_not_have_it_yet(roost: Roost, adapter: Path) -> None:
+    late = {"GET /roost/v1/catalog/position": (504, error("deadline", "the view is not there yet"))}
+    with stub_gateway(publishing(adapter, known=True) | late) as gateway:
+        done = publish(roost, adapter, gateway, "--wait", gateway.url)
+    assert done.stdout.startswith("Published acme/support@2")
+    assert (done.returncode, "not there yet" in done.stderr) == (7, True)
+
+
 def test_publish_takes_an_adapter_of_the_hub(roost: Roost, adapter: Path) -> None:
     files = {("acme/lora", file.name): file.read_bytes() for file in (adapter / "adapter").iterdir()}
     with stub_gateway(publishing(adapter, known=True)) as gateway, stub_hub(files) as hub:
