@@ -13,14 +13,15 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Annotated, BinaryIO, Protocol
 
 import msgspec
 
 from wire.events import ArtifactFacts, Provenance
-from wire.outcomes import InvalidRequest, JournalUnavailable, TooLarge, error_for
+from wire.outcomes import InvalidRequest, JournalUnavailable, RoostError, TooLarge, error_for
 from wire.registrar import Committed, ImportedRevision, ImportRevisions, Refusal
 
+from . import inputs
 from .artifacts import RegistrarStore
 from .client import RegistrarClient
 from .collector import collecting_rarely
@@ -32,6 +33,7 @@ from .settings import RegistrarSettings
 
 BATCH = 2000
 MAX_LINE_BYTES = 1 << 16
+_COUNT_BYTES = 1 << 20
 # batches on their way to the registrar, which makes one transaction of those that wait: a page that several of them
 # change is then written once
 _UNDER_WAY = 8
@@ -44,7 +46,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: str
     base: str
     artifact: ArtifactFacts | str
-    revision: int = 0
+    revision: Annotated[int, msgspec.Meta(ge=0, lt=inputs.MAX_NUMBER)] = 0
     provenance: Provenance = Provenance()
 
 
@@ -63,10 +65,11 @@ class Importer(Protocol):
 
 
 class Totals(msgspec.Struct):
-    """What an import came to."""
+    """What an import came to. ``skipped`` folders hold no adapter."""
 
     seen: int = 0
     published: int = 0
+    skipped: int = 0
 
 
 async def import_all(
@@ -161,25 +164,40 @@ async def open_importer(settings: RegistrarSettings, store: RegistrarStore) -> A
 def read_lines(file: BinaryIO, facts_of: Callable[[str], ArtifactFacts]) -> Iterator[Item]:
     """Revisions from JSON lines, from where ``file`` stands; ``facts_of`` opens an artifact that is only named.
 
-    Raises InvalidRequest and TooLarge that name the byte at which the line begins.
+    Raises InvalidRequest and TooLarge that name the line, and what ``facts_of`` raises.
     """
     decode = msgspec.json.Decoder(Line).decode
     offset = file.tell()
     while raw := file.readline(MAX_LINE_BYTES + 1):
         if len(raw) > MAX_LINE_BYTES:
-            raise TooLarge(f"the line at byte {offset} has over {MAX_LINE_BYTES} bytes", field="file")
+            raise TooLarge(f"line {_number_of(file, offset)} has over {MAX_LINE_BYTES} bytes", field="file")
         begun, offset = offset, offset + len(raw)
         if raw.isspace():
             continue
         try:
             line = decode(raw)
-        except msgspec.MsgspecError as error:
-            raise InvalidRequest(f"the line at byte {begun} is no revision: {error}", field="file") from None
-        facts = line.artifact if isinstance(line.artifact, ArtifactFacts) else facts_of(line.artifact)
+            facts = line.artifact if isinstance(line.artifact, ArtifactFacts) else facts_of(line.artifact)
+            inputs.check_facts(facts)
+            inputs.check_provenance(line.provenance)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"line {_number_of(file, begun)} is no revision: {error}", field="file") from None
+        except RoostError as error:
+            message = f"line {_number_of(file, begun)}: {error.message}"
+            raise error_for(error.outcome, message, field=error.field, retry_after_s=error.retry_after_s) from None
         imported = ImportedRevision(
             policy=line.policy, base=line.base, artifact=facts, revision=line.revision, provenance=line.provenance
         )
         yield Item(imported, str(offset))
+
+
+def _number_of(file: BinaryIO, offset: int) -> int:
+    """Of the line that begins at ``offset``: counted only when it is to be told."""
+    file.seek(0)
+    lines, left = 1, offset
+    while left and (data := file.read(min(left, _COUNT_BYTES))):
+        lines += data.count(b"\n")
+        left -= len(data)
+    return lines
 
 
 class _Mark(msgspec.Struct, forbid_unknown_fields=True):

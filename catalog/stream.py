@@ -177,6 +177,8 @@ class Reader:
             count += 1
         if trailer.entries != count or trailer.digest != self._hashed.digest(covered):
             raise InvalidRequest("the stream is damaged: it is not of the digest that it ends with")
+        if self._hashed.has_more(self._unpacker.tell()):
+            raise InvalidRequest("the stream is damaged: it goes on after its trailer")
 
     def rows(self) -> Iterator[Row]:
         """The rows alone."""
@@ -311,6 +313,10 @@ class _HashedFile:
             self._hashed += settled
         self._recent += data
         return data
+
+    def has_more(self, offset: int) -> bool:
+        """Whether there is a byte at ``offset``, behind all that was unpacked."""
+        return self._hashed + len(self._recent) > offset or bool(self._file.read(1))
 
     def digest(self, covered: int) -> str:
         """Of the first ``covered`` bytes."""

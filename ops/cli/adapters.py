@@ -11,8 +11,8 @@ from catalog.bulk import Item
 from catalog.names import check_policy
 from packer.peft import pack_peft
 from packer.shape import BaseShape
-from wire.events import Provenance
-from wire.outcomes import InvalidRequest
+from wire.events import ArtifactFacts, Provenance
+from wire.outcomes import InvalidRequest, RoostError, error_for
 from wire.registrar import ImportedRevision
 
 _CONFIG = "adapter_config.json"
@@ -27,21 +27,38 @@ def adapter_folders(folder: Path) -> list[Path]:
     return found
 
 
+def without_adapter(folder: Path) -> int:
+    """How many subfolders an import of ``folder`` leaves out."""
+    return sum(child.is_dir() and not (child / _CONFIG).is_file() for child in folder.iterdir())
+
+
 def read_folder(
     folders: list[Path], tenant: str, base: str, shape: BaseShape, store: ArtifactStore, *, after: str
 ) -> Iterator[Item]:
-    """Pack and store the adapters whose folder's name comes after ``after``; policies are named as their folders."""
+    """Pack and store the adapters whose folder's name comes after ``after``; policies are named as their folders.
+
+    Raises the RoostError that one is refused with, which names its folder.
+    """
     for folder in folders:
         if folder.name <= after:
             continue
-        policy = check_policy(f"{tenant}/{folder.name}")
-        with tempfile.TemporaryFile(prefix="roost-import-") as packed, store.writer() as writer:
-            facts = pack_peft(folder, shape, packed)
-            packed.seek(0)
-            while data := packed.read(_READ_BYTES):
-                writer.write(data)
-            writer.commit(facts.digest)
+        try:
+            policy = check_policy(f"{tenant}/{folder.name}")
+            facts = _stored(folder, shape, store)
+        except RoostError as error:
+            message = f"{folder}: {error.message}"
+            raise error_for(error.outcome, message, field=error.field, retry_after_s=error.retry_after_s) from None
         revision = ImportedRevision(
             policy=policy, base=base, artifact=facts, provenance=Provenance(source=folder.name, format="peft")
         )
         yield Item(revision, folder.name)
+
+
+def _stored(folder: Path, shape: BaseShape, store: ArtifactStore) -> ArtifactFacts:
+    with tempfile.TemporaryFile(prefix="roost-import-") as packed, store.writer() as writer:
+        facts = pack_peft(folder, shape, packed)
+        packed.seek(0)
+        while data := packed.read(_READ_BYTES):
+            writer.write(data)
+        writer.commit(facts.digest)
+    return facts

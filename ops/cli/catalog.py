@@ -33,7 +33,7 @@ from wire.events import ArtifactFacts
 from wire.outcomes import InvalidRequest, NotFound, RoostError
 
 from ..layout import Layout
-from .adapters import adapter_folders, read_folder
+from .adapters import adapter_folders, read_folder, without_adapter
 from .output import size_of, tell, tell_json, tell_table
 from .progress import byte_progress, count_progress
 from .session import AsJson, session
@@ -65,12 +65,15 @@ def import_(
     settings = _settings(session(context).layout())
     if source.is_dir():
         totals = _import_folder(settings, source, tenant, base, restart)
+        totals.skipped = without_adapter(source)
     else:
         totals = _import_file(settings, source, external, restart)
     if as_json:
         tell_json(msgspec.to_builtins(totals))
     else:
         tell(f"Imported {totals.published:,} revisions; {totals.seen - totals.published:,} were there already.")
+        if totals.skipped:
+            tell(f"{totals.skipped:,} folders hold no adapter and were left out.")
 
 
 @app.command("export")

@@ -22,6 +22,7 @@ from wire.outcomes import ArtifactUnavailable, RoostError, StorageFull
 
 from ..config import GatewayConfig, RoostConfig, load
 from ..layout import Layout
+from ..supervise.run import saved_config
 from ..supervise.state import read_state
 from .config import ConfigFile
 from .output import OUT, make_table, size_of, tell_json
@@ -55,14 +56,19 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(context: typer.Context, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Check versions, the torch build, ports, shared memory, permissions and disk. Exits with 1 if one fails."""
+    """Check versions, the torch build, ports, shared memory, permissions and disk. Exits with 1 if one fails.
+
+    With --state-dir and no --config, by the configuration of the last `up` on that folder.
+    """
+    asked = session(context)
+    saved = saved_config(Layout.of(asked.state_dir)) if asked.state_dir and config is None else None
     try:
-        settled = load(config or default_file(), os.environ)
-        configured = Finding("configuration", Grade.OK, str(config or default_file() or "defaults"))
+        settled = saved or load(config or default_file(), os.environ)
+        found = f"of the last `up` on {asked.state_dir}" if saved else str(config or default_file() or "defaults")
+        configured = Finding("configuration", Grade.OK, found)
     except RoostError as error:
         settled = RoostConfig()
         configured = Finding("configuration", Grade.FAIL, error.message, "see `roost config check`")
-    asked = session(context)
     layout = Layout.of(asked.state_dir or settled.state_dir)
     findings = [configured, *(check(settled, layout) for check in CHECKS)]
     if as_json:

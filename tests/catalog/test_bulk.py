@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -119,11 +121,28 @@ class TestReading:
 
     @pytest.mark.parametrize("line", [b"no json\n", b'{"policy": "acme/a"}\n', b'{"policy": "a/a", "extra": 1}\n'])
     def test_a_bad_line_is_named_by_its_place(self, line: bytes) -> None:
-        with pytest.raises(InvalidRequest, match="the line at byte 2 is no revision"):
+        with pytest.raises(InvalidRequest, match=r"^line 3 is no revision"):
             list(read_lines(io.BytesIO(b"\n\n" + line), self.never))
 
+    @pytest.mark.parametrize(
+        ("fields", "told"),
+        [
+            ({"artifact": {"size": 1 << 64}}, "^line 2: size is 18446744073709551616"),
+            ({"artifact": {"rank": -1}}, "^line 2: rank is -1"),
+            ({"provenance": {"step": 1 << 64}}, "^line 2: step is"),
+            ({"revision": 1 << 64}, "^line 2 is no revision"),
+        ],
+    )
+    def test_a_number_out_of_bounds_is_named_by_its_line(self, fields: dict[str, Any], told: str) -> None:
+        line = {"policy": "acme/a", "base": "tiny", **fields}
+        line["artifact"] = {**msgspec.to_builtins(declared(1)), **fields.get("artifact", {})}
+        file = io.BytesIO(b"\n" + json.dumps(line).encode())
+        file.seek(1)
+        with pytest.raises(InvalidRequest, match=told):
+            list(read_lines(file, self.never))
+
     def test_a_line_is_bounded(self) -> None:
-        with pytest.raises(TooLarge, match="the line at byte 0 has over 65536 bytes"):
+        with pytest.raises(TooLarge, match=r"^line 1 has over 65536 bytes"):
             list(read_lines(io.BytesIO(b'{"policy": "' + b"x" * (1 << 17)), self.never))
 
 

@@ -89,6 +89,14 @@ def test_a_stream_that_was_cut_short_anywhere_leaves_nothing(full: Catalog, tmp_
         assert list((tmp_path / "cut").iterdir()) == []
 
 
+@pytest.mark.parametrize("more", [b"\0", b"x" * (40 << 20), None])
+def test_a_stream_that_goes_on_after_its_trailer_is_refused(full: Catalog, tmp_path: Path, more: bytes | None) -> None:
+    whole = snapshot_of(full)
+    with pytest.raises(InvalidRequest, match="goes on after its trailer"):
+        restore(io.BytesIO(whole + (whole if more is None else more)), tmp_path / "longer")
+    assert list((tmp_path / "longer").iterdir()) == []
+
+
 def test_a_stream_with_any_byte_changed_is_refused(full: Catalog, tmp_path: Path) -> None:
     whole = export_of(full)
     for place in range(0, len(whole), 41):

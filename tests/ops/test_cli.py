@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,10 +16,14 @@ import msgspec
 import pytest
 from safetensors.numpy import load_file
 
+from catalog.artifacts import registrar_store
+from catalog.ledger import Ledger
+from catalog.migrations import open_to_write
 from ops.cli import main
 from ops.cli.up import _Picture
-from ops.config import RoostConfig
+from ops.config import RoostConfig, check
 from ops.layout import Layout, write_private
+from ops.supervise.run import save_config
 from ops.supervise.state import (
     EngineState,
     Identity,
@@ -28,6 +34,7 @@ from ops.supervise.state import (
     read_state,
     write_state,
 )
+from wire.registrar import AddBase
 
 from ..models import make_adapter, make_tiny_base
 from ..object_storage import SECRET, ObjectServer
@@ -731,6 +738,42 @@ def test_doctor_tries_the_object_store(roost: Roost, tmp_path: Path, s3: ObjectS
     assert found(s3.new_bucket())["grade"] == "ok"
     missing = found("no-such-bucket")
     assert (missing["grade"], "NoSuchBucket" in missing["detail"]) == ("fail", True)
+
+
+def test_doctor_checks_what_the_folders_mesh_was_started_with(roost: Roost, tmp_path: Path) -> None:
+    store = f"file://{tmp_path}/elsewhere"
+    layout = Layout.of(str(tmp_path / "state"))
+    layout.make()
+    save_config(check({"store": store, "state_dir": str(tmp_path / "state")}), layout)
+    done = roost("--state-dir", str(tmp_path / "state"), "doctor", "--json", cwd=tmp_path)
+    found = {finding["check"]: finding for finding in json.loads(done.stdout)}
+    assert store in found["artifact store"]["detail"]
+    assert "last `up`" in found["configuration"]["detail"]
+
+
+def test_an_import_names_the_folder_that_is_bad_and_counts_the_others(
+    roost: Roost, adapter: Path, tmp_path: Path
+) -> None:
+    state = str(tmp_path / "state")
+    layout = Layout.of(state)
+    config = (adapter / "base/config.json").read_bytes()
+    with contextlib.closing(open_to_write(layout.catalog, 1 << 26)) as environment:
+        command = AddBase(name="smol", fingerprint="ab" * 32, path="/models/smol", config=config)
+        Ledger(environment, registrar_store(layout.store)).run([command])
+    source = tmp_path / "adapters"
+    (source / "notes").mkdir(parents=True)
+    shutil.copytree(adapter / "adapter", source / "good")
+
+    def imported() -> Done:
+        options = ("--tenant", "acme", "--base", "smol")
+        return roost("--state-dir", state, "catalog", "import", str(source), *options, cwd=tmp_path)
+
+    done = imported()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 folders hold no adapter" in done.stdout
+    shutil.copytree(adapter / "adapter", source / "worse")
+    (source / "worse/adapter_config.json").write_bytes(b"{")
+    assert f"error: {source / 'worse'}: " in imported().stderr
 
 
 def test_up_tells_a_port_that_is_taken(roost: Roost, tmp_path: Path) -> None:
