@@ -14,6 +14,7 @@ from wire.registrar import (
     Committed,
     JournalSlice,
     Noted,
+    PublishRevision,
     Reached,
     ReadJournal,
     Refusal,
@@ -67,9 +68,10 @@ class RegistrarClient:
     ) -> Committed | Collected | JournalSlice | Reached | Noted:
         """The answer, once its effect is durable. Raises the RoostError that the registrar refused it with.
 
-        Raises JournalUnavailable where nobody answers, and OutcomeUnknown where the command was sent. All but a
-        relative rollback may be asked again as they are; that one needs ``expected_version``, or, with the journal in
-        PostgreSQL, a ``command_id`` of its own.
+        Raises JournalUnavailable where nobody answers, and OutcomeUnknown where the command was sent. Asking again as
+        it was does no harm while nobody else changes the policy, but for a relative rollback, which goes back twice.
+        Behind somebody else's change it may undo that: a repeated publish is one more revision, which takes latest
+        back. ``expected_version`` prevents both, and with the journal in PostgreSQL a ``command_id`` too.
         """
         try:
             answer = await self._requester.request(command, timeout_s=timeout_s)
@@ -88,4 +90,6 @@ class RegistrarClient:
 def _advice(command: AnyCommand) -> str:
     if isinstance(command, Rollback) and not command.to and command.expected_version is None:
         return "look where the channel points before repeating it"
+    if isinstance(command, PublishRevision) and command.expected_version is None:
+        return "repeating it is safe unless somebody else has published since, from whom it would take latest"
     return "repeating it is safe"

@@ -28,6 +28,7 @@ MAX_IMPORTED = 2000
 MAX_DAYS = 36_500
 # half a message's bound
 MAX_DIGESTS = 100_000
+MAX_PARTS = 100
 MAX_WAIT_S = 600.0
 # sizes, ranks and counts are far below it, and it fits every integer on the way
 MAX_NUMBER = 1 << 53
@@ -154,6 +155,8 @@ def check_digests(digests: tuple[str, ...]) -> None:
 def check_report(command: ReportInUse) -> None:
     """Raises InvalidRequest and TooLarge."""
     _check_word(command.gateway, "gateway")
+    if not 0 <= command.part < command.parts <= MAX_PARTS:
+        raise InvalidRequest(f"part {command.part} of {command.parts}: expected at most {MAX_PARTS}", field="part")
     check_digests(command.digests)
 
 

@@ -319,6 +319,18 @@ class Arms:
         head = self._decode(raw)
         return Arm(number, head.digest, head.size, head.rank, head.targets), head.retired_ms
 
+    def scan(self, txn: Txn, policy: str) -> Iterator[tuple[int, str, int]]:
+        """Number, digest and when it was retired (0: it was not) of each revision of the policy, in order."""
+        prefix = numbered_prefix(policy)
+        cursor = txn.cursor(db=self._revisions)
+        if len(prefix) > MAX_KEY_BYTES or not cursor.set_range(prefix):
+            return
+        for key, raw in cursor.iternext():
+            if not key.startswith(prefix):
+                return
+            head = self._decode(raw)
+            yield int.from_bytes(key[len(prefix) + 1 :], "big"), head.digest.hex(), head.retired_ms
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tables:

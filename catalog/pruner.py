@@ -32,13 +32,14 @@ class _Answered:
 
 
 class Pruner:
-    """Takes turns like any other asker of the registrar. ``in_use`` says what nodes hold, which is kept.
+    """Takes turns like any other asker of the registrar. ``in_use`` says what nodes hold, which is kept; None where
+    that is not known, and then nothing is retired.
 
     The first pass begins one interval after the start: gateways have said by then what is in use.
     """
 
     def __init__(
-        self, take: Callable[[AnyCommand, Reply], None], in_use: Callable[[], tuple[str, ...]], *, every_s: float
+        self, take: Callable[[AnyCommand, Reply], None], in_use: Callable[[], tuple[str, ...] | None], *, every_s: float
     ) -> None:
         self._take = take
         self._in_use = in_use
@@ -53,11 +54,16 @@ class Pruner:
                 _log.info("retention retired %d revisions", retired)
 
     async def prune_all(self) -> int:
-        """One pass; how many revisions were retired. Ends early where the registrar refuses."""
+        """One pass; how many revisions were retired. Ends early where the registrar refuses, or nobody knows any more
+        what is in use."""
         retired, after = 0, ""
         while True:
+            in_use = self._in_use()
+            if in_use is None:
+                _log.warning("retention waits: no gateway has said lately what all of its nodes hold")
+                return retired
             answered = _Answered()
-            self._take(PruneNext(actor=ACTOR, after=after, limit=_STEP_POLICIES, in_use=self._in_use()), answered)
+            self._take(PruneNext(actor=ACTOR, after=after, limit=_STEP_POLICIES, in_use=in_use), answered)
             answer = await answered.answer
             if isinstance(answer, Refusal):
                 _log.warning("retention waits: %s", answer.message)

@@ -112,7 +112,11 @@ async def _looking(store: RegistrarStore, registrar: Registrar) -> AsyncIterator
 
 @contextlib.asynccontextmanager
 async def _pruning(settings: RegistrarSettings, registrar: Registrar) -> AsyncIterator[None]:
-    pruner = Pruner(registrar.take, registrar.in_use.digests, every_s=settings.prune_every_s)
+    def in_use() -> tuple[str, ...] | None:
+        known = settings.prune_unreported or registrar.in_use.known()
+        return registrar.in_use.digests() if known else None
+
+    pruner = Pruner(registrar.take, in_use, every_s=settings.prune_every_s)
     pruning = asyncio.create_task(pruner.run())
     try:
         yield

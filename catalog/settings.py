@@ -18,7 +18,8 @@ class RegistrarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     ``journal`` is empty for a journal in LMDB, which then is the catalog of one host; or a ``postgresql://`` address
     without a password, which libpq's own means supply (PGPASSWORD, PGPASSFILE, ``~/.pgpass``). A commit there is
     acknowledged when this host's view has it, or after ``view_wait_s`` seconds. What retention does not keep is looked
-    for every ``prune_every_s`` seconds.
+    for every ``prune_every_s`` seconds, and retired while a gateway says what all of its nodes hold;
+    ``prune_unreported`` is for a catalog without gateways, where nobody says so.
     """
 
     catalog_dir: str
@@ -30,5 +31,6 @@ class RegistrarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     journal: str = ""
     view_wait_s: float = 1.0
     prune_every_s: float = 300.0
+    prune_unreported: bool = False
     store: StoreLocation = OWN_FOLDER
     curve: CurveSettings | None = None

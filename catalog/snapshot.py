@@ -9,7 +9,7 @@ from itertools import islice
 from wire.events import Event, RecordKind
 from wire.outcomes import InvalidRequest
 
-from .buffered import buffered, flush
+from .buffered import BufferedTable, buffered, flush
 from .layout import (
     Table,
     Tables,
@@ -132,6 +132,12 @@ class Snapshot:
         """In the order of numbers."""
         for _, record in self.tables.revisions.scan(self.txn, prefix=numbered_prefix(policy)):
             yield record
+
+    def heads(self, policy: str) -> Iterator[tuple[int, str, int]]:
+        """Number, digest and time of retirement (0: none) of all revisions, in order, without the rest of them."""
+        if isinstance(self.tables.revisions, BufferedTable):
+            self.tables.revisions.flush(self.txn)
+        return self.tables.arms.scan(self.txn, policy)
 
     def retained(self, policy: str) -> list[RetainedRecord]:
         """The training records that the policy keeps hold of: checkpoints first, each kind oldest first."""

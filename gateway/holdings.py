@@ -15,6 +15,8 @@ from .workers import Workers
 _log = logging.getLogger(__name__)
 
 _EVERY_S = 30.0
+# far below what a message may hold
+_DIGESTS_A_PART = 50_000
 
 
 async def held_digests(nodes: NodeTable, workers: Workers) -> tuple[str, ...]:
@@ -48,7 +50,15 @@ class InUseReports:
         while True:
             await asyncio.sleep(self._every_s)
             try:
-                held = await held_digests(self._nodes, self._workers)
-                await self._registrar.run(ReportInUse(gateway=self._gateway, digests=held))
+                await self._report()
             except RoostError as error:
                 _log.warning("the registrar was not told what is in use: %s", error.message)
+
+    async def _report(self) -> None:
+        complete = all(node.heard for node in self._nodes)
+        held = await held_digests(self._nodes, self._workers)
+        parts = [held[place : place + _DIGESTS_A_PART] for place in range(0, len(held), _DIGESTS_A_PART)] or [()]
+        for number, digests in enumerate(parts):
+            await self._registrar.run(
+                ReportInUse(gateway=self._gateway, digests=digests, part=number, parts=len(parts), complete=complete)
+            )

@@ -1,4 +1,5 @@
-"""What is asked of the registrar, and what it answers. A command is checked and becomes at most one event.
+"""What is asked of the registrar, and what it answers. A command is checked and becomes events, all of
+them or none: most one, a first publish two, an import or a clean-up many.
 
 A publish that creates its policy is two, in one transaction.
 """
@@ -199,7 +200,8 @@ class CollectOrphans(Command, frozen=True, kw_only=True):
 
 
 class PruneNext(Command, frozen=True, kw_only=True):
-    """Prune the policies that have a retention, at most ``limit`` of them, after the name ``after``.
+    """Prune the policies that have a retention, at most ``limit`` of them, after the name ``after``; fewer where those
+    have many revisions.
 
     The answer's ``policy`` is the last of them, and empty once there are no more.
     """
@@ -232,10 +234,17 @@ class RemoveArtifacts(Command, frozen=True, kw_only=True):
 
 
 class ReportInUse(Command, frozen=True, kw_only=True):
-    """What nodes hold, as ``gateway`` hears from all of them: retention keeps it. Not journalled."""
+    """What nodes hold, as ``gateway`` hears from them: retention keeps it. Not journalled.
+
+    A report of many digests comes in ``parts``, of which this is ``part`` (from 0), in order; it counts once the last
+    one is there. ``complete`` says that every node of the gateway was heard.
+    """
 
     gateway: str
     digests: tuple[str, ...]
+    part: int = 0
+    parts: int = 1
+    complete: bool = True
 
 
 class ReadJournal(Command, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from .common import (
     no_policy,
 )
 from .decision import Context, Decision
+from .retention import keeps
 
 
 def publish(command: PublishRevision, context: Context) -> Decision:
@@ -78,6 +79,11 @@ def restore(command: RestoreRevision, context: Context) -> Decision:
     digest = record.artifact.digest
     if not record.retired_ms:
         return Decision((), known.policy, command.revision, digest)
+    if not keeps(known, record, context):
+        raise VersionConflict(
+            f"the retention of {known.policy} would retire revision {command.revision} again: change it first",
+            field="revision",
+        )
     check_artifact(record.artifact, context)
     return Decision((RevisionRestored(known.policy, command.revision),), known.policy, command.revision, digest, 1)
 

@@ -67,6 +67,7 @@ async def prune(request: web.Request) -> web.Response:
     policy, asker = publisher_of(request)
     body = await read_body(request, Versioned)
     shared = services(request)
+    _all_must_be_heard(shared.nodes)
     held = await held_digests(shared.nodes, shared.scans)
     command = PruneRevisions(actor=asker.key_id, policy=policy, in_use=held, expected_version=body.expected_version)
     return await commit(request, command)
@@ -147,7 +148,7 @@ async def collect_artifacts(request: web.Request) -> web.Response:
     body = await read_body(request, Garbage)
     shared = services(request)
     if not body.ignore_silent:
-        _all_must_be_heard(shared.nodes)
+        _all_must_be_heard(shared.nodes, ": ignore_silent goes on without it")
 
     async def in_use() -> tuple[str, ...]:
         held = await held_digests(shared.nodes, shared.scans)
@@ -177,11 +178,11 @@ async def collect_orphans(request: web.Request) -> web.Response:
     return answer(SweptDocument(collected.removed, collected.bytes))
 
 
-def _all_must_be_heard(nodes: NodeTable) -> None:
+def _all_must_be_heard(nodes: NodeTable, way_out: str = "") -> None:
     silent = [node.name for node in nodes if not node.heard]
     if silent:
         raise NoHealthyNode(
-            f"node {silent[0]} is not heard, and what it holds is not known: ignore_silent goes on without it",
+            f"node {silent[0]} is not heard, and what it holds is not known{way_out}",
             retry_after_s=10.0,
         )
 

@@ -9,9 +9,12 @@ import pytest
 
 from catalog.checks import WriteCommand
 from catalog.client import OutcomeUnknown, RegistrarClient
+from wire.events import ArtifactFacts
 from wire.outcomes import JournalUnavailable
-from wire.registrar import AnyAnswer, AnyCommand, CreatePolicy, Rollback
+from wire.registrar import AnyAnswer, AnyCommand, CreatePolicy, PublishRevision, Rollback
 from wire.sockets import Responder
+
+FACTS = ArtifactFacts("d" * 64, 4, 8, ("q",), "bf16", 2, 64)
 
 
 @pytest.mark.parametrize(
@@ -19,6 +22,8 @@ from wire.sockets import Responder
     [
         (CreatePolicy(policy="acme/a", base="tiny"), "repeating it is safe"),
         (Rollback(policy="acme/a", to=3), "repeating it is safe"),
+        (PublishRevision(policy="acme/a", artifact=FACTS), "repeating it is safe unless somebody else has published"),
+        (PublishRevision(policy="acme/a", artifact=FACTS, expected_version=3), "repeating it is safe$"),
         (Rollback(policy="acme/a"), "look where the channel points before repeating it"),
     ],
 )

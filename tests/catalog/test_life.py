@@ -29,6 +29,7 @@ from wire.outcomes import ArtifactUnavailable, InvalidRequest, NotFound, Retired
 from wire.registrar import (
     ChangeLabels,
     CollectOrphans,
+    Committed,
     CondemnArtifacts,
     CreatePolicy,
     DropForward,
@@ -435,6 +436,37 @@ class TestRetention:
         assert [step.count for step in steps] == [4, 4, 0]
         assert [live(catalog, f"acme/p{number}") for number in range(5)] == [[3], [3], [1, 2, 3], [3], [3]]
         is_what_the_journal_makes(catalog)
+
+    def test_a_step_looks_at_a_bounded_number_of_revisions(
+        self, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("catalog.checks.retention._ROWS_A_STEP", 4)
+        for number in range(3):
+            for content in CONTENTS[:3]:
+                catalog.publish(f"acme/p{number}", content)
+            catalog.run(SetRetention(policy=f"acme/p{number}", retention=Retention(1)))
+        assert [catalog.run(PruneNext(after=after)).policy for after in ("", "acme/p1", "acme/p2")] == [
+            "acme/p1", "acme/p2", "",
+        ]  # fmt: skip
+        assert [live(catalog, f"acme/p{number}") for number in range(3)] == [[3]] * 3
+
+    def test_two_in_one_batch_retire_each_revision_once(self, published: Catalog) -> None:
+        published.run(SetRetention(policy=POLICY, retention=Retention(2)))
+        answers = published.answers(PruneNext(), PruneNext(), PruneRevisions(policy=POLICY))
+        assert [answer.count for answer in answers if isinstance(answer, Committed)] == [3, 0, 0]
+        is_what_the_journal_makes(published)
+
+    def test_what_it_would_retire_again_is_not_restored(self, published: Catalog) -> None:
+        published.run(SetRetention(policy=POLICY, retention=Retention(2)))
+        published.run(PruneRevisions(policy=POLICY))
+        with pytest.raises(VersionConflict, match="would retire revision 2 again"):
+            published.run(RestoreRevision(policy=POLICY, revision=2))
+        published.run(SetRetention(policy=POLICY, retention=Retention(4)))
+        for revision in (2, 3):
+            assert published.run(RestoreRevision(policy=POLICY, revision=revision)).changed
+        assert published.run(PruneRevisions(policy=POLICY)).count == 0
+        published.run(SetRetention(policy=POLICY))
+        assert published.run(RestoreRevision(policy=POLICY, revision=1)).changed
 
     @pytest.mark.parametrize(
         ("retention", "field"),

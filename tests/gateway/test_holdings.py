@@ -6,12 +6,47 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import pytest
+
 from gateway.holdings import InUseReports, held_digests
+from gateway.nodes import Node
+from gateway.workers import Workers
 from wire.node import Residency
+from wire.registrar import ReportInUse
 
 from .mesh import Mesh, until
 
 ONE, OTHER = "1" * 64, "2" * 64
+
+
+async def test_many_digests_come_in_parts_and_a_silent_node_makes_the_report_incomplete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.holdings._DIGESTS_A_PART", 2)
+    held = tuple(f"{number:064x}" for number in range(5))
+    node = Node("a")
+    node.resident = dict.fromkeys(held, Residency.SERVING)
+    told: list[ReportInUse] = []
+    enough = asyncio.Event()
+
+    class Registrar:
+        async def run(self, report: ReportInUse) -> None:
+            told.append(report)
+            if len(told) == 3:
+                node.heard = True
+            if len(told) == 6:
+                enough.set()
+                await asyncio.Event().wait()
+
+    workers = Workers(1, "scan")
+    reports = InUseReports(Registrar(), [node], workers, gateway="g0", every_s=0.0)  # type: ignore[arg-type]
+    reporting = asyncio.create_task(reports.run())
+    await asyncio.wait_for(enough.wait(), 10)
+    reporting.cancel()
+    workers.close()
+    assert [(report.part, report.parts) for report in told] == [(0, 3), (1, 3), (2, 3)] * 2
+    assert [report.complete for report in told] == [False] * 3 + [True] * 3
+    assert sum((report.digests for report in told[:3]), ()) == held
 
 
 async def test_the_registrar_hears_what_nodes_hold(tmp_path: Path) -> None:

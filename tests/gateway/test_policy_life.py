@@ -187,6 +187,8 @@ async def test_nothing_is_collected_while_a_node_is_silent(tmp_path: Path) -> No
             node.fall_silent()
         told = await mesh.ask("POST", f"{ADMIN}/artifacts/collect")
         assert (told.status, told.error["type"]) == (503, "no_healthy_node")
+        told = await mesh.ask("POST", f"{POLICY}/prune", json={})
+        assert (told.status, told.error["type"]) == (503, "no_healthy_node")
         told = await mesh.ask("POST", f"{ADMIN}/artifacts/collect", json={"ignore_silent": True})
         assert told.status == 200
 
