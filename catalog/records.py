@@ -28,8 +28,9 @@ class PolicyRecord(Record, frozen=True):
     """A policy as people look at it. ``latest`` is 0 before the first revision.
 
     ``version`` counts the events of the policy and starts at 1. A channel with an empty target follows ``latest``;
-    ``stable`` is always among the channels, ``latest`` never. ``seeds`` has those of the channels that are split, but
-    for seed 0. ``former`` are the names that forward to it. ``seq`` is the position of its last event.
+    ``stable`` is always among the channels, ``latest`` never. ``seeds`` has those of the channels that are split or
+    were, but for seed 0. ``former`` are the names that forward to it. ``seq`` is the position of its last event.
+    ``before`` has what channels served before, newest last, for rollbacks: of channels that were never moved, nothing.
     """
 
     policy: str
@@ -44,6 +45,7 @@ class PolicyRecord(Record, frozen=True):
     labels: dict[str, str] = {}
     former: tuple[str, ...] = ()
     retention: Retention | None = None
+    before: dict[str, tuple[tuple[Split, ...], ...]] = {}
 
 
 class RevisionRecord(Record, frozen=True):
@@ -117,7 +119,7 @@ class Arm(Record, frozen=True):
 class RouteRecord(Record, frozen=True):
     """Everything that a request for a policy needs, in one record. Channels with no arms follow ``latest``.
 
-    ``seeds`` are those of the split channels, but for seed 0.
+    ``seeds`` are those of the channels that are split or were, but for seed 0.
     """
 
     base: str

@@ -109,13 +109,17 @@ class RevisionPublished(EventBody, frozen=True):
 class ChannelMoved(EventBody, frozen=True):
     """A channel points to ``target`` from now on; an empty target means: follow ``latest`` again.
 
-    ``seed`` decides which users and sessions take which arm of a split.
+    ``seed`` decides which users and sessions take which arm of a split. ``replaced`` is what the channel served until
+    now, where a rollback is to find it: not where it is what a rollback leaves, or the channel is new. ``undone`` is
+    how many former targets a rollback has used up.
     """
 
     policy: str
     channel: str
     target: tuple[Split, ...] = ()
     seed: int = 0
+    replaced: tuple[Split, ...] = ()
+    undone: int = 0
 
 
 class ChannelRemoved(EventBody, frozen=True):

@@ -82,7 +82,11 @@ class Promote(Command, frozen=True, kw_only=True):
 
 
 class Rollback(Command, frozen=True, kw_only=True):
-    """Point ``channel`` at ``to``, or where ``to`` is 0 at the revision before the one it has now."""
+    """Point ``channel`` at ``to``, or where ``to`` is 0 back at what it served before, which may be a split.
+
+    Each rollback goes further back, through at most 8 former targets without those that have retired revisions, and
+    then to the next lower revision: as for a channel that only ever followed ``latest``.
+    """
 
     policy: str
     channel: str = "stable"

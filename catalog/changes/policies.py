@@ -11,6 +11,7 @@ from wire.events import (
     PolicyCreated,
     PolicyRenamed,
     RetentionChanged,
+    Split,
 )
 
 from ..layout import label_prefix, numbered_prefix, text_key
@@ -18,6 +19,11 @@ from ..names import STABLE
 from ..records import PolicyRecord
 from ..snapshot import Snapshot
 from .common import policy_of, put_policy, put_revision, replace
+
+# how many former targets of a channel a rollback can return to
+MAX_FORMER = 8
+
+Targets = tuple[tuple[Split, ...], ...]
 
 
 def create(view: Snapshot, event: Event, body: PolicyCreated) -> None:
@@ -37,14 +43,30 @@ def move_channel(view: Snapshot, event: Event, body: ChannelMoved) -> None:
     if body.seed:
         seeds[body.channel] = body.seed
     channels = {**record.channels, body.channel: body.target}
-    put_policy(view, event, replace(record, channels=channels, seeds=seeds))
+    before = record.before
+    if body.undone or body.replaced:
+        former = before.get(body.channel, ())
+        former = former[: max(len(former) - body.undone, 0)]
+        before = _with_former(before, body.channel, (*former, body.replaced) if body.replaced else former)
+    put_policy(view, event, replace(record, channels=channels, seeds=seeds, before=before))
+
+
+def served_before_publish(record: PolicyRecord) -> dict[str, Targets]:
+    """What channels served before, once another revision is the latest: of one that follows it, and has been moved
+    about before, also the revision that was the latest until now."""
+    before = record.before
+    for channel in record.before:
+        if not record.channels[channel]:
+            before = _with_former(before, channel, (*before[channel], (Split(record.latest),)))
+    return before
 
 
 def remove_channel(view: Snapshot, event: Event, body: ChannelRemoved) -> None:
     record = policy_of(view, event, body.policy)
     channels = {name: target for name, target in record.channels.items() if name != body.channel}
     seeds = {name: seed for name, seed in record.seeds.items() if name != body.channel}
-    put_policy(view, event, replace(record, channels=channels, seeds=seeds))
+    before = _with_former(record.before, body.channel, ())
+    put_policy(view, event, replace(record, channels=channels, seeds=seeds, before=before))
 
 
 def set_retired(view: Snapshot, event: Event, policy: str, retired: bool) -> None:
@@ -88,6 +110,11 @@ def change_retention(view: Snapshot, event: Event, body: RetentionChanged) -> No
     else:
         view.tables.retaining.put(view.txn, name, None)
     put_policy(view, event, changed)
+
+
+def _with_former(before: dict[str, Targets], channel: str, former: Targets) -> dict[str, Targets]:
+    others = {name: targets for name, targets in before.items() if name != channel}
+    return {**others, channel: former[-MAX_FORMER:]} if former else others
 
 
 def _move_rows(view: Snapshot, body: PolicyRenamed) -> None:

@@ -74,7 +74,8 @@ def _publish_to(view: Snapshot, event: Event, body: RevisionPublished, record: P
         body.policy, body.revision, body.artifact, body.provenance, event.actor, event.at_ms, event.seq
     )
     put_revision(view, revision)
-    put_policy(view, event, replace(record, latest=body.revision))
+    before = policies.served_before_publish(record) if record.before else record.before
+    put_policy(view, event, replace(record, latest=body.revision, before=before))
 
 
 def _name_artifact(view: Snapshot, event: Event, facts: ArtifactFacts) -> None:

@@ -53,7 +53,11 @@ class Promotion(Versioned, frozen=True, kw_only=True):
 
 
 class RollbackBody(Versioned, frozen=True, kw_only=True):
-    """``to`` 0 means the revision before the one that ``channel`` has."""
+    """``to`` 0 means what ``channel`` served before, which may be a split; again, what it served before that.
+
+    A channel remembers 8 targets. Those with retired revisions are passed over; where none is left, as for a channel
+    that only ever followed ``latest``, the next lower revision is meant.
+    """
 
     channel: str = STABLE
     to: Whole = 0

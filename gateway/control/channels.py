@@ -66,7 +66,7 @@ async def promote(request: web.Request) -> web.Response:
 @routes.post(POLICY + "/rollback")
 @described(Description(CommittedDocument, body=RollbackBody, scope=Scope.PUBLISH))
 async def roll_back(request: web.Request) -> web.Response:
-    """Point a channel at an earlier revision."""
+    """Point a channel back at what it served before, or at an earlier revision."""
     policy, asker = publisher_of(request)
     body = await read_body(request, RollbackBody)
     command = Rollback(

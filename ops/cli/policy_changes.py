@@ -22,14 +22,19 @@ def register(app: typer.Typer) -> None:
 def rollback(
     context: typer.Context,
     policy: Policy,
-    to: Annotated[int, typer.Option(min=0, help="This revision.  [default: the one before]")] = 0,
+    to: Annotated[int, typer.Option(min=0, help="This revision.  [default: what it served before]")] = 0,
     channel: Channel = "stable",
     expect: Expected = None,
     as_json: AsJson = False,
 ) -> None:
-    """Point a channel at an earlier revision."""
+    """Point a channel back at what it served before, or at an earlier revision.
+
+    Again, and it goes further back: through what the channel was moved to, then through lower revisions.
+    """
     answer = ask_change(context, "POST", policy, ("rollback",), {"channel": channel, "to": to}, expect)
-    tell_change(answer, as_json, (f"{policy}:{channel}", "bold"), f" is revision {answer['revision']} now")
+    number = answer["revision"]
+    shown = f" is revision {number} now" if number else " is split as it was before"
+    tell_change(answer, as_json, (f"{policy}:{channel}", "bold"), shown)
 
 
 def promote(

@@ -20,7 +20,7 @@ class Writer:
     """One command after another on a policy of its own, each of which must change it by one version.
 
     A command that nobody answered is asked again, until somebody does. Under ids of theirs these may also be relative
-    rollbacks, which go one revision too far if they have their effect twice.
+    rollbacks, which go one step too far if they have their effect twice.
     """
 
     def __init__(self, name: str, store: BlobStore, *, ids: bool) -> None:
@@ -30,6 +30,8 @@ class Writer:
         self._digests: list[str] = []
         self._version = 0
         self._canary = 0
+        # what the canary served before
+        self._before: list[int] = []
         self._store = store
         self._ids = ids
         self._random = random.Random(name)
@@ -80,7 +82,7 @@ class Writer:
             return PublishRevision(policy=self.policy, artifact=facts, create_over=BASE, command_id=command_id)
         if chance < 0.65:
             return ChangeLabels(policy=self.policy, labels={"step": str(number)}, command_id=command_id)
-        if chance < 0.8 and self._ids and self._canary > 1:
+        if chance < 0.8 and self._ids and (self._before or self._canary > 1):
             return Rollback(policy=self.policy, channel="canary", command_id=command_id)
         target = (Split(self._random.choice(others)),)
         return MoveChannel(policy=self.policy, channel="canary", target=target, command_id=command_id)
@@ -90,6 +92,8 @@ class Writer:
             case PublishRevision():
                 self._digests.append(command.artifact.digest)
             case MoveChannel():
+                if self._canary:
+                    self._before = [*self._before, self._canary][-8:]
                 self._canary = command.target[0].revision
             case Rollback():
-                self._canary -= 1
+                self._canary = self._before.pop() if self._before else self._canary - 1

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from catalog.names import parse_reference
+from catalog.replay import check_environment
 from tests.catalog.harness import BASE, BASE_FINGERPRINT, TARGETS, Catalog, add_base, facts_of, upload
 from wire.events import ChannelMoved, PolicyCreated, Provenance, RevisionPublished, Split
 from wire.outcomes import (
@@ -25,14 +26,28 @@ from wire.registrar import (
     AddBase,
     CreatePolicy,
     MoveChannel,
+    Promote,
     PublishRevision,
     RemoveChannel,
     RetirePolicy,
+    RetireRevision,
     Rollback,
 )
 
 POLICY = "acme/support"
 DIGEST = "d" * 64
+
+
+def move(channel: str, *revisions: int) -> MoveChannel:
+    return MoveChannel(policy=POLICY, channel=channel, target=tuple(Split(revision) for revision in revisions))
+
+
+def rolled_back(catalog: Catalog, times: int) -> list[int]:
+    return [catalog.run(Rollback(policy=POLICY)).revision for _ in range(times)]
+
+
+def is_what_the_journal_makes(catalog: Catalog) -> None:
+    assert check_environment(catalog.environment).differences == ()
 
 
 @pytest.fixture
@@ -366,12 +381,86 @@ class TestRollback:
                 published.run(Rollback(policy=POLICY, to=missing))
             assert caught.value.field == "to"
 
-    def test_of_a_split_must_say_where_to(self, published: Catalog) -> None:
-        published.run(MoveChannel(policy=POLICY, channel="stable", target=(Split(2), Split(3))))
+    def test_of_a_split_that_had_nothing_before_must_say_where_to(self, published: Catalog) -> None:
+        published.run(move("canary", 2, 3))
         with pytest.raises(InvalidRequest, match="split between 2 and 3"):
+            published.run(Rollback(policy=POLICY, channel="canary"))
+        assert published.run(Rollback(policy=POLICY, channel="canary", to=2)).revision == 2
+        assert published.resolve(f"{POLICY}:canary").revision == 2
+
+    def test_goes_back_to_what_the_channel_served_and_then_further(self, published: Catalog) -> None:
+        published.publish(POLICY, b"four")
+        published.run(move("stable", 1))
+        published.run(move("canary", 3))
+        published.run(Promote(policy=POLICY, source="canary"))
+        # 4 was served before the first move, and where that is used up, lower numbers follow
+        assert rolled_back(published, 3) == [1, 4, 3]
+        assert rolled_back(published, 2) == [2, 1]
+        with pytest.raises(NotFound, match="no revision before 1"):
             published.run(Rollback(policy=POLICY))
+        is_what_the_journal_makes(published)
+
+    def test_goes_back_to_a_split_with_its_seed(self, published: Catalog) -> None:
+        split = (Split(1, 9), Split(2, 1))
+        published.run(MoveChannel(policy=POLICY, channel="stable", target=split, seed=7))
+        published.run(move("stable", 3))
+        assert published.run(Rollback(policy=POLICY)).revision == 0
+        record = published.view.policy(POLICY)
+        assert record is not None
+        assert (record.channels["stable"], record.seeds) == (split, {"stable": 7})
+        assert rolled_back(published, 1) == [3]
+
+    def test_of_a_channel_that_was_moved_and_follows_latest_again(self, published: Catalog) -> None:
+        published.run(move("stable", 1))
+        published.run(move("stable"))
+        published.publish(POLICY, b"four")
+        published.publish(POLICY, b"five")
+        assert rolled_back(published, 5) == [4, 3, 1, 3, 2]
+
+    def test_what_serves_the_same_is_nothing_to_go_back_to(self, published: Catalog) -> None:
+        published.run(move("stable", 3))
+        published.run(move("stable"))
+        published.run(MoveChannel(policy=POLICY, channel="stable", target=(Split(3, 5),)))
+        record = published.view.policy(POLICY)
+        assert record is not None
+        assert record.before == {}
+        assert rolled_back(published, 1) == [2]
+
+    def test_passes_over_what_is_retired(self, published: Catalog) -> None:
+        for content in (b"four", b"five"):
+            published.publish(POLICY, content)
+        for arms in ((2,), (1, 3), (4,)):
+            published.run(move("stable", *arms))
+        published.run(RetireRevision(policy=POLICY, revision=3))
+        assert rolled_back(published, 1) == [2]
+        published.run(move("stable", 4))
+        for revision in (2, 3):
+            published.run(RetireRevision(policy=POLICY, revision=revision))
+        assert rolled_back(published, 2) == [5, 4]
+        is_what_the_journal_makes(published)
+
+    def test_to_a_revision_goes_no_way_forward_afterwards(self, published: Catalog) -> None:
+        for revision in (1, 2, 3):
+            published.run(move("stable", revision))
+        assert published.run(Rollback(policy=POLICY, to=1)).revision == 1
+        assert rolled_back(published, 1) == [3]
+        published.publish(POLICY, b"four")
+        published.run(move("stable", 4))
+        # not among what was served before: that stays as it is
         assert published.run(Rollback(policy=POLICY, to=2)).revision == 2
-        assert published.resolve(POLICY).revision == 2
+        assert rolled_back(published, 1) == [3]
+
+    def test_a_channel_remembers_a_few_targets_until_it_is_removed(self, published: Catalog) -> None:
+        for _ in range(6):
+            published.run(move("canary", 1))
+            published.run(move("canary", 3))
+        record = published.view.policy(POLICY)
+        assert record is not None
+        assert len(record.before["canary"]) == 8
+        published.run(RemoveChannel(policy=POLICY, channel="canary"))
+        published.run(move("canary", 3))
+        assert published.run(Rollback(policy=POLICY, channel="canary")).revision == 2
+        is_what_the_journal_makes(published)
 
     def test_moves_the_channel_that_is_named_alone(self, published: Catalog) -> None:
         published.run(MoveChannel(policy=POLICY, channel="canary", target=(Split(3),)))

@@ -39,11 +39,16 @@ class Modelled:
 
     digests: list[str] = dataclasses.field(default_factory=list)
     channels: dict[str, int] = dataclasses.field(default_factory=lambda: {"stable": 0})
+    before: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     retired: bool = False
     version: int = 1
 
     def at(self, channel: str) -> int:
         return self.channels[channel] or len(self.digests)
+
+    def leaves(self, channel: str, revision: int) -> None:
+        """The channel served ``revision`` until now."""
+        self.before[channel] = [*self.before.get(channel, []), revision][-8:]
 
 
 class CatalogMachine(RuleBasedStateMachine):
@@ -82,6 +87,8 @@ class CatalogMachine(RuleBasedStateMachine):
 
     def moved(self, command: BatchCommand, policy: Modelled, channel: str, revision: int) -> None:
         if policy.channels.get(channel) != revision:
+            if channel in policy.channels and policy.at(channel) != (revision or len(policy.digests)):
+                policy.leaves(channel, policy.at(channel))
             policy.channels[channel] = revision
             policy.version += 1
         self.expect(command, Outcome.OK, policy)
@@ -101,6 +108,9 @@ class CatalogMachine(RuleBasedStateMachine):
         policy = self.live(name, command)
         if policy is not None:
             if policy.digests[-1:] != [facts.digest]:
+                for channel in policy.before:
+                    if policy.before[channel] and not policy.channels[channel]:
+                        policy.leaves(channel, len(policy.digests))
                 policy.digests.append(facts.digest)
                 policy.version += 1
             self.expect(command, Outcome.OK, policy)
@@ -121,10 +131,13 @@ class CatalogMachine(RuleBasedStateMachine):
         command = Rollback(policy=name, channel=channel)
         policy = self.live(name, command)
         if policy is not None:
-            if channel not in policy.channels or policy.at(channel) <= 1:
+            before = policy.before.get(channel, [])
+            if channel not in policy.channels or (not before and policy.at(channel) <= 1):
                 self.expect(command, Outcome.NOT_FOUND)
             else:
-                self.moved(command, policy, channel, policy.at(channel) - 1)
+                policy.channels[channel] = before.pop() if before else policy.at(channel) - 1
+                policy.version += 1
+                self.expect(command, Outcome.OK, policy)
 
     @rule(name=POLICIES)
     def remove_canary(self, name: str) -> None:
@@ -133,6 +146,7 @@ class CatalogMachine(RuleBasedStateMachine):
         if policy is not None:
             if "canary" in policy.channels:
                 del policy.channels["canary"]
+                policy.before.pop("canary", None)
                 policy.version += 1
                 self.expect(command, Outcome.OK, policy)
             else:

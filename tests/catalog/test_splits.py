@@ -13,7 +13,7 @@ from catalog.splits import choose
 from tests.catalog.harness import BASE, Catalog
 from wire.events import Split
 from wire.outcomes import InvalidRequest
-from wire.registrar import MoveChannel, RenamePolicy
+from wire.registrar import MoveChannel, RemoveChannel, RenamePolicy
 
 POLICY = "acme/support"
 USERS = [b"user-%d" % number for number in range(4000)]
@@ -100,9 +100,14 @@ def test_a_seed_is_kept_with_the_split_until_another_is_given(published: Catalog
     assert record.seeds == {"canary": 8}
 
 
-def test_a_split_that_ended_leaves_no_seed(published: Catalog) -> None:
+def test_a_split_that_ended_and_comes_again_deals_as_before(published: Catalog) -> None:
     published.run(split((1, 50), (2, 50), seed=7))
+    before = taken(published)
     published.run(split((2, 1)))
+    assert set(taken(published)) == {2}
+    published.run(split((1, 50), (2, 50)))
+    assert taken(published) == before
+    published.run(RemoveChannel(policy=POLICY, channel="canary"))
     record = published.view.policy(POLICY)
     assert record is not None
     assert record.seeds == {}
