@@ -41,12 +41,16 @@ EXIT_CODES = {
 }
 EXIT_OTHER = 1
 EXIT_UNREACHABLE = 3
+EXIT_LATER = 7
 
 
 def exit_code(error: RoostError) -> int:
     """2 wrong input, 3 nothing answers, 4 not allowed, 5 not there, 6 conflict, 7 try again later, 1 all else."""
     if isinstance(error, Unreachable):
         return EXIT_UNREACHABLE
+    # an object store that does not answer may do so soon; an artifact that it lacks stays away
+    if error.outcome is Outcome.ARTIFACT_UNAVAILABLE and error.retry_after_s is not None:
+        return EXIT_LATER
     return EXIT_CODES.get(error.outcome, EXIT_OTHER)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from catalog.inputs import MAX_DAYS
 from wire.events import RecordKind
 
 from .client import policy_path
@@ -40,6 +41,9 @@ def retention(
 
     What a channel points to, a training record names or a node holds is kept in any case.
     """
+    # not a number compares as neither, and is refused
+    if not 0 <= keep_days <= MAX_DAYS:
+        raise typer.BadParameter(f"--keep-days is {keep_days:g}: expected 0 to {MAX_DAYS} days")
     if keep_last is None and keep_days:
         raise typer.BadParameter("--keep-days needs --keep-last")
     kept = None if keep_last is None else {"keep_last": keep_last, "keep_days": keep_days}

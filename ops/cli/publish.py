@@ -14,11 +14,11 @@ from catalog.names import check_policy
 from packer.peft import pack_peft
 from packer.shape import BaseShape
 from wire.events import ArtifactFacts
-from wire.outcomes import ArtifactUnavailable, NotFound
+from wire.outcomes import ArtifactUnavailable, NotFound, RoostError, error_for
 
 from ..sources.source import opened
 from .client import ApiClient, policy_path
-from .output import size_of, tell, tell_json
+from .output import Unreachable, size_of, tell, tell_json
 from .pack import decode_config
 from .progress import byte_progress
 from .session import AsJson, session
@@ -59,6 +59,8 @@ def publish(
     """
     check_policy(policy)
     client = session(context).client()
+    # the admin key of this host's mesh is for this host
+    others = [ApiClient(url, session(context).key) for url in wait or ()]
     shape = BaseShape.from_config(_base_config(client, policy, create_over))
     with opened(source, byte_progress) as adapter, tempfile.TemporaryDirectory(prefix="roost-publish-") as scratch:
         file = Path(scratch) / "revision.safetensors"
@@ -77,9 +79,19 @@ def publish(
         tell_json(answer)
     else:
         _tell_published(policy, answer, facts)
-    for url in wait or ():
-        # the admin key of this host's mesh is for this host
-        ApiClient(url, session(context).key).call("GET", f"/roost/v1/catalog/position?reached={answer['seq']}")
+    for other in others:
+        _await(other, answer["seq"], f"{policy}@{answer['revision']}")
+
+
+def _await(other: ApiClient, seq: int, published: str) -> None:
+    """Raises what kept it from waiting, behind what is done for all that."""
+    try:
+        other.call("GET", f"/roost/v1/catalog/position?reached={seq}")
+    except RoostError as error:
+        message = f"published as {published}; could not wait for {other.url}: {error.message}"
+        if isinstance(error, Unreachable):
+            raise Unreachable(message) from None
+        raise error_for(error.outcome, message, field=error.field, retry_after_s=error.retry_after_s) from None
 
 
 def _tell_published(policy: str, answer: dict[str, Any], facts: ArtifactFacts) -> None:

@@ -20,6 +20,7 @@ from catalog.artifacts import registrar_store
 from catalog.ledger import Ledger
 from catalog.migrations import open_to_write
 from ops.cli import main
+from ops.cli.output import exit_code
 from ops.cli.up import _Picture
 from ops.config import RoostConfig, check
 from ops.layout import Layout, write_private
@@ -34,6 +35,7 @@ from ops.supervise.state import (
     read_state,
     write_state,
 )
+from wire.outcomes import ArtifactUnavailable
 from wire.registrar import AddBase
 
 from ..models import make_adapter, make_tiny_base
@@ -126,6 +128,11 @@ def test_an_error_is_one_line_and_an_exit_code(
         done = roost("policy", "show", "acme/support", cwd=tmp_path, url=gateway.url)
     retry = " (try again in 7 s)" if status in {429, 503} else ""
     assert (done.returncode, done.stdout, done.stderr) == (expected, "", f"error: that went wrong{retry}\n")
+
+
+def test_an_object_store_that_does_not_answer_is_a_reason_to_try_again() -> None:
+    assert exit_code(ArtifactUnavailable("it does not answer", retry_after_s=3.0)) == 7
+    assert exit_code(ArtifactUnavailable("it has no such object")) == 1
 
 
 def test_an_absent_mesh_is_told_with_what_to_do(roost: Roost, tmp_path: Path) -> None:
@@ -281,6 +288,8 @@ def test_what_goes_is_named_in_the_path(roost: Roost, tmp_path: Path, arguments:
         ["promote", "acme/support"],
         ["promote", "acme/support", "--from", "canary", "--revision", "2"],
         ["retention", "acme/support", "--keep-days", "3"],
+        ["retention", "acme/support", "--keep-last", "3", "--keep-days", "inf"],
+        ["retention", "acme/support", "--keep-last", "3", "--keep-days", "nan"],
         ["retain", "acme/support", "other", "s3://x"],
         ["rename", "acme/support", "help"],
         ["retire-revision", "acme/support", "0"],
@@ -543,10 +552,24 @@ def test_publish_uploads_again_where_the_store_asks_for_a_moment(
         busy = roost("publish", "acme/support", "adapter", cwd=adapter, url=gateway.url)
         gateway.answers[upload] = (502, error("artifact_unavailable", "the object store refuses us"))
         refused = roost("publish", "acme/support", "adapter", cwd=adapter, url=gateway.url)
-    assert (busy.returncode, refused.returncode) == (1, 1)
+    assert (busy.returncode, refused.returncode) == (7, 1)
     assert "too busy" in busy.stderr
     assert waited == [7.0, 7.0]
     assert sum(asked.method == "PUT" for asked in gateway.asked) == 1 + 3 + 1
+
+
+def test_a_publish_that_could_not_wait_says_what_it_published(roost: Roost, adapter: Path) -> None:
+    with stub_gateway(publishing(adapter, known=True)) as gateway:
+        nowhere = publish(roost, adapter, gateway, "--wait", "http://127.0.0.1:9")
+        gateway.answers["GET /roost/v1/catalog/position"] = (401, error("unauthenticated", "no such key"))
+        stranger = publish(roost, adapter, gateway, "--wait", gateway.url)
+        sent = len(gateway.asked)
+        wrong = publish(roost, adapter, gateway, "--wait", "host:80")
+    assert nowhere.returncode == 3
+    assert "error: published as acme/support@2; could not wait for http://127.0.0.1:9: " in nowhere.stderr
+    assert stranger.returncode == 4
+    assert f"published as acme/support@2; could not wait for {gateway.url}: no such key" in stranger.stderr
+    assert (wrong.returncode, len(gateway.asked)) == (2, sent)
 
 
 def test_publishing_to_a_new_policy_needs_its_base(roost: Roost, adapter: Path) -> None:
