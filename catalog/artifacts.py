@@ -103,10 +103,13 @@ class RegistrarStore(Protocol):
     def look(self) -> Callable[[str], object] | None: ...
 
     def size(self, digest: str) -> int | None:
-        """Bytes of a complete artifact; None where it is not in the store."""
+        """Bytes of a complete artifact; None where it is not in the store. Raises ArtifactUnavailable."""
 
     def removing(self, digest: str) -> bool:
         """Whether a sweep is removing it at this moment: no event may name it."""
+
+    def missed(self) -> frozenset[str]:
+        """What ``size`` could not tell because nobody had looked for it."""
 
     def forget(self, digests: Iterable[str]) -> None:
         """Believe nothing that was seen of them before this moment: another's sweep has removed them."""

@@ -99,6 +99,10 @@ class BlobStore:
         """Never seen: a blob is removed within a step of the sweep."""
         return False
 
+    def missed(self) -> frozenset[str]:
+        """Nothing need be looked for."""
+        return frozenset()
+
     def forget(self, digests: Iterable[str]) -> None:
         """Nothing is remembered."""
 

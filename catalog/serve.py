@@ -25,7 +25,7 @@ from .ledger import Ledger
 from .lookahead import Lookahead
 from .migrations import open_to_write
 from .pruner import Pruner
-from .registrar import Registrar, Reply
+from .registrar import Registrar
 from .settings import RegistrarSettings
 
 _log = logging.getLogger(__name__)
@@ -50,14 +50,22 @@ async def serve(
         contextlib.closing(_feed(settings)) as feed,
     ):
         over_journal = _over_postgres if settings.journal else functools.partial(_over_lmdb, commit=commit)
-        async with over_journal(settings, store, environment, feed) as registrar, _looking(store, registrar) as take:
+        async with over_journal(settings, store, environment, feed) as registrar:
+            lookahead = None if store.look is None else Lookahead(registrar.take, store.look, store.missed)
             responder: Responder[AnyCommand, AnyAnswer] = Responder(
-                settings.endpoint, AnyCommand, AnyAnswer, take, curve=settings.curve
+                settings.endpoint,
+                AnyCommand,
+                AnyAnswer,
+                registrar.take if lookahead is None else lookahead.take,
+                curve=settings.curve,
             )
             with contextlib.closing(responder):
                 _log.info("registrar ready at %s, feed at %s", responder.endpoint, feed.endpoint)
                 async with _pruning(settings, registrar):
                     await _until(stop, registrar.failed)
+                if lookahead is not None:
+                    # while its askers can still be told
+                    await lookahead.close()
                 await registrar.stop()
                 await asyncio.sleep(_FLUSH_S)
     if registrar.failed.done():
@@ -95,19 +103,6 @@ async def _over_postgres(
         following.cancel()
         await asyncio.wait({following})
         await asyncio.to_thread(ledger.close)
-
-
-@contextlib.asynccontextmanager
-async def _looking(store: RegistrarStore, registrar: Registrar) -> AsyncIterator[Callable[[AnyCommand, Reply], None]]:
-    """What takes commands: the registrar itself, or what looks into a remote store before it."""
-    if store.look is None:
-        yield registrar.take
-        return
-    lookahead = Lookahead(registrar.take, store.look)
-    try:
-        yield lookahead.take
-    finally:
-        await lookahead.close()
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ it lasts, and what was seen of it before is forgotten.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -27,7 +28,7 @@ from ..blobs import Orphans, Swept, is_digest
 from .faults import told
 from .store import ObjectStore
 
-_REMEMBER_S = 10.0
+_REMEMBER_S = 30.0
 _REMEMBER_MOST = 65_536
 _PAGE = 1000
 _DELETED_AT_ONCE = 100
@@ -58,6 +59,7 @@ class Presence:
         self._now = now
         self._lock = threading.Lock()
         self._found: OrderedDict[str, tuple[float, int | None]] = OrderedDict()
+        self._missed: set[str] = set()
         # one set for each deletion under way: sweeps may overlap
         self._condemned: list[frozenset[str]] = []
         # raised by every condemnation and its end: an answer that was on its way then is not remembered
@@ -65,12 +67,13 @@ class Presence:
 
     def look(self, digest: str) -> int | None:
         """Ask the store, and remember. Bytes, or None; raises InvalidRequest and ArtifactUnavailable."""
-        epoch = self._epoch
+        epoch, until = self._epoch, self._now() + _REMEMBER_S
         found = self._store.find(digest)
         size = None if found is None else found.size
         with self._lock:
+            self._missed.discard(digest)
             if epoch == self._epoch:
-                self._found[digest] = (self._now() + _REMEMBER_S, size)
+                self._found[digest] = (until, size)
                 self._found.move_to_end(digest)
                 if len(self._found) > _REMEMBER_MOST:
                     self._found.popitem(last=False)
@@ -93,15 +96,26 @@ class Presence:
                 self._found.pop(digest, None)
 
     def size(self, digest: str) -> int | None:
-        """What was found a moment ago, else what the store says now: for at most the seconds that ``look`` may take.
+        """What was found a moment ago. The store is not asked: the journal's lock may be held.
 
-        Raises InvalidRequest and ArtifactUnavailable.
+        Raises ArtifactUnavailable where nobody has looked, or too long ago; ``missed`` then has it.
         """
-        with self._lock:
-            until, size = self._found.get(digest, (0.0, None))
         if self.removing(digest):
             return None
-        return size if until > self._now() else self.look(digest)
+        with self._lock:
+            until, size = self._found.get(digest, (-math.inf, None))
+            if until > self._now():
+                return size
+            if len(self._missed) < _REMEMBER_MOST:
+                self._missed.add(digest)
+        raise ArtifactUnavailable(
+            f"artifact {digest} was not looked for in time: ask again", field="digest", retry_after_s=1.0
+        )
+
+    def missed(self) -> frozenset[str]:
+        """What was asked for and nobody had looked for yet."""
+        with self._lock:
+            return frozenset(self._missed)
 
     def sweep_by_folder(self, orphans: Orphans, older_than_s: float) -> Iterator[Swept]:
         """Delete objects that are ``orphans``, past an age in seconds; short steps, many of them empty.

@@ -141,7 +141,8 @@ class PostgresLedger:
             before = await journal.done_before(connection, _possible_ids(commands))
             now_ms = self._now_ms or (lambda: head.now_ms)
             known, store = KnownRows(), _Store(self._store, head.sweeping)
-            self._store.forget(digest for _, digest in head.swept - self._swept)
+            if swept := head.swept - self._swept:
+                self._store.forget(digest for _, digest in swept)
             self._swept = head.swept
             while True:
                 await self._prefetch(connection, commands, known)

@@ -13,7 +13,9 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
+from catalog.artifacts import RegistrarStore
 from catalog.keys import hash_secret, key_id, make_secret
+from catalog.lookahead import Lookahead
 from catalog.registrar import Registrar
 from catalog.view import CatalogView
 from gateway.app import Gateway
@@ -83,6 +85,7 @@ class Mesh:
         self._stack = contextlib.AsyncExitStack()
         self.http: aiohttp.ClientSession
         self.registrar: Registrar
+        self.registrar_store: RegistrarStore = self.catalog.store
         self._responder: Responder[AnyCommand, AnyAnswer]
 
     @property
@@ -171,10 +174,15 @@ class Mesh:
 
     def _start_registrar(self) -> None:
         registrar = self.registrar = Registrar(self.catalog.ledger, publish=lambda event: None, batch_max=64)
-        responder: Responder[AnyCommand, AnyAnswer] = Responder(
-            f"ipc://{self.folder}/registrar.sock", AnyCommand, AnyAnswer, registrar.take
-        )
         self._stack.push_async_callback(registrar.stop)
+        take = registrar.take
+        if (look := self.registrar_store.look) is not None:
+            lookahead = Lookahead(registrar.take, look, self.registrar_store.missed)
+            self._stack.push_async_callback(lookahead.close)
+            take = lookahead.take
+        responder: Responder[AnyCommand, AnyAnswer] = Responder(
+            f"ipc://{self.folder}/registrar.sock", AnyCommand, AnyAnswer, take
+        )
         self._stack.callback(responder.close)
         self._responder = responder
 

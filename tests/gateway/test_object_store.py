@@ -33,7 +33,8 @@ def bucket(s3: ObjectServer) -> str:
 async def mesh(tmp_path: Path, bucket: str, proxy: FaultyProxy) -> AsyncIterator[Mesh]:
     location = StoreLocation(f"s3://{bucket}/p", endpoint=proxy.endpoint, region=REGION)
     mesh = Mesh(tmp_path, store=location)
-    mesh.catalog.ledger = Ledger(mesh.catalog.environment, registrar_store(tmp_path, location))
+    mesh.registrar_store = registrar_store(tmp_path, location)
+    mesh.catalog.ledger = Ledger(mesh.catalog.environment, mesh.registrar_store)
     async with mesh:
         yield mesh
 

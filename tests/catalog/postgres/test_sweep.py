@@ -92,6 +92,7 @@ def begun(host: Host, bucket: Bucket) -> Iterator[Swept]:
 def test_nobody_names_what_is_being_removed_and_all_may_write_meanwhile(bucket: Bucket, hosts: list[Host]) -> None:
     here, there = hosts
     orphan, other = artifact(bucket, b"orphan"), artifact(bucket, b"other")
+    there.presence.look(other.digest)
     there.run(publish(other))
     bucket.clock.ahead_s = 2 * HOUR_S
     assert there.presence.look(orphan.digest) == orphan.size
@@ -105,6 +106,7 @@ def test_nobody_names_what_is_being_removed_and_all_may_write_meanwhile(bucket: 
             assert isinstance(answer, Refusal)
             assert (answer.outcome, answer.field) == (Outcome.ARTIFACT_UNAVAILABLE, "digest")
             assert answer.retry_after_s
+    there.presence.look(other.digest)
     assert isinstance(there.run(PublishRevision(policy="acme/else", artifact=other, create_over=BASE)), Committed)
     assert bucket.store.size(orphan.digest) == orphan.size
     assert total(steps).removed == 1
