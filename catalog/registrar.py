@@ -124,6 +124,7 @@ class Registrar:
 
     async def _commit_batches(self) -> None:
         """One batch after another. The next one is given to the ledger before the last one is answered."""
+        running: asyncio.Future[Batch] | None = None
         unanswered: deque[Reply] = deque()
         following: deque[Reply] = deque()
         try:
@@ -134,6 +135,9 @@ class Registrar:
                 self.advance(done.events)
                 for answer in done.answers:
                     self._answer(unanswered.popleft(), answer)
+                if running is None:
+                    # who was answered may have asked again
+                    running, following = self._submit()
                 unanswered, following = following, unanswered
         except Exception as error:
             # also what goes wrong after the commit: a registrar that answers nobody must not live on
