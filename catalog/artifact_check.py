@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,16 +16,25 @@ from .environment import Environment
 from .layout import digest_key
 from .snapshot import Snapshot
 
-_SHOWN = 20
 _PAGE = 1000
 
 
+class _Problem(NamedTuple):
+    sentence: str
+    missing: bool = False
+
+
 class ArtifactCheck(msgspec.Struct, frozen=True):
-    """How many artifacts there are and how many were read; ``problems`` are sentences, the first few of them."""
+    """How many artifacts there are, and how many were read.
+
+    ``failed`` are damaged or not in the store; ``missing`` are the latter, among them what an import with --external
+    declared and nobody brought yet. ``problems`` are sentences, those about damage first.
+    """
 
     artifacts: int
     verified: int
     failed: int
+    missing: int
     problems: tuple[str, ...]
 
 
@@ -34,12 +44,17 @@ def check_artifacts(
     *,
     sample: float = 1.0,
     seed: int = 0,
+    most: int | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> ArtifactCheck:
-    """Look for all artifacts, and read the share ``sample`` (0 to 1) of them. The registrar may run meanwhile."""
+    """Look for all artifacts, and read the share ``sample`` (0 to 1) of them. The registrar may run meanwhile.
+
+    At most ``most`` problems are told, where that is given.
+    """
     chance = random.Random(seed)  # noqa: S311 - which files are read, nothing secret
-    artifacts = verified = failed = 0
-    problems: list[str] = []
+    artifacts = verified = failed = missing = 0
+    damaged_told: list[str] = []
+    missing_told: list[str] = []
     total, after = _count(environment), b""
     while page := _page(environment, after):
         for digest, size in page:
@@ -50,10 +65,12 @@ def check_artifacts(
             # one that was removed since its page was read is nobody's loss
             if problem is not None and _is_named(environment, digest):
                 failed += 1
-                problems += [problem] if len(problems) < _SHOWN else []
+                missing += problem.missing
+                told = missing_told if problem.missing else damaged_told
+                told += [problem.sentence] if most is None or len(told) < most else []
             progress(artifacts, total)
         after = digest_key(page[-1][0])
-    return ArtifactCheck(artifacts, verified, failed, tuple(problems))
+    return ArtifactCheck(artifacts, verified, failed, missing, tuple([*damaged_told, *missing_told][:most]))
 
 
 def _count(environment: Environment) -> int:
@@ -74,15 +91,15 @@ def _is_named(environment: Environment, digest: str) -> bool:
         return Snapshot(txn, environment.tables).artifact(digest) is not None
 
 
-def _problem(store: ArtifactStore, digest: str, size: int, read: bool) -> str | None:
+def _problem(store: ArtifactStore, digest: str, size: int, read: bool) -> _Problem | None:
     try:
         found = store.size(digest)
         if found is None:
-            return f"artifact {digest} is not in the store"
+            return _Problem(f"artifact {digest} is not in the store", missing=True)
         if found != size:
-            return f"artifact {digest} has {found} bytes in the store, not {size}"
+            return _Problem(f"artifact {digest} has {found} bytes in the store, not {size}")
         if read:
             store.verify(digest)
     except RoostError as error:
-        return error.message
+        return _Problem(error.message)
     return None

@@ -42,6 +42,7 @@ app = typer.Typer(help="The catalog of this host as a whole.", no_args_is_help=T
 
 BOOKMARK_SUFFIX = ".roost-import"
 _MAP_BYTES = 1 << 34
+_PROBLEMS_SHOWN = 20
 
 Target = Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")]
 Restart = Annotated[bool, typer.Option(help="From the beginning, whatever an earlier import has done.")]
@@ -136,7 +137,10 @@ def check(
     with _environment(Path(settings.catalog_dir)) as environment:
         replay = check_environment(environment)
         with count_progress("Artifacts") as progress:
-            artifacts = check_artifacts(environment, store, sample=sample, progress=lambda done, total: progress(done))
+            artifacts = check_artifacts(
+                environment, store, sample=sample, most=None if as_json else _PROBLEMS_SHOWN,
+                progress=lambda done, _: progress(done),
+            )  # fmt: skip
     problems = (*replay.differences, *artifacts.problems)
     if as_json:
         tell_json({"replay": msgspec.to_builtins(replay), "artifacts": msgspec.to_builtins(artifacts)})
@@ -145,9 +149,13 @@ def check(
             tell((problem, "red"))
         tell(f"{replay.events:,} events make the view's {replay.rows:,} rows: {len(replay.differences)} differences.")
         tell(
-            f"{artifacts.artifacts:,} artifacts, {artifacts.verified:,} of them read: {artifacts.failed:,} are missing "
-            "or damaged."
+            f"{artifacts.artifacts:,} artifacts, {artifacts.verified:,} of them read: "
+            f"{artifacts.failed - artifacts.missing:,} are damaged and {artifacts.missing:,} are not in the store."
         )
+        if artifacts.failed > len(artifacts.problems):
+            tell(f"{len(artifacts.problems)} of these {artifacts.failed:,} shown: --json lists all.")
+        if artifacts.missing:
+            tell("What an import with --external declared is not in the store until it is brought there.")
     if problems:
         raise typer.Exit(1)
 

@@ -27,7 +27,11 @@ def test_every_artifact_is_looked_for_page_by_page(filled: Catalog) -> None:
     damaged.write_bytes(b"revision X")
     told: list[tuple[int, int]] = []
     found = check_artifacts(filled.environment, filled.store, progress=lambda *counts: told.append(counts))
-    assert (found.artifacts, found.verified, found.failed, len(found.problems)) == (10, 8, 2, 2)
+    assert (found.artifacts, found.verified, found.failed, found.missing) == (10, 8, 2, 1)
+    # damage first: the missing may be what nobody has brought yet
+    assert ["corrupt" in problem for problem in found.problems] == [True, False]
+    few = check_artifacts(filled.environment, filled.store, most=1)
+    assert (few.failed, few.problems) == (2, found.problems[:1])
     assert told == [(number, 10) for number in range(1, 11)]
 
 

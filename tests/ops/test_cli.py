@@ -799,6 +799,30 @@ def test_an_import_names_the_folder_that_is_bad_and_counts_the_others(
     assert f"error: {source / 'worse'}: " in imported().stderr
 
 
+def test_a_check_shows_some_of_what_was_declared_and_never_brought(roost: Roost, tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    layout = Layout.of(state)
+    with contextlib.closing(open_to_write(layout.catalog, 1 << 26)) as environment:
+        command = AddBase(name="smol", fingerprint="ab" * 32, path="/models/smol", config=b"{}")
+        Ledger(environment, registrar_store(layout.store)).run([command])
+    facts = {"size": 9, "rank": 8, "targets": ["q"], "dtype": "bf16", "tensors": 2, "parameters": 64}
+    lines = [
+        {"policy": f"acme/p{number}", "base": "smol", "artifact": {"digest": f"{number:064x}", **facts}}
+        for number in range(25)
+    ]
+    file = tmp_path / "lines.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = roost("--state-dir", state, "catalog", "import", str(file), "--external", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = roost("--state-dir", state, "catalog", "check", cwd=tmp_path)
+    assert shown.returncode == 1
+    assert shown.stdout.count("is not in the store\n") == 20
+    assert "0 are damaged and 25 are not in the store." in shown.stdout
+    assert "20 of these 25 shown: --json lists all." in shown.stdout
+    told = json.loads(roost("--state-dir", state, "catalog", "check", "--json", cwd=tmp_path).stdout)["artifacts"]
+    assert (told["missing"], len(told["problems"])) == (25, 25)
+
+
 def test_up_tells_a_port_that_is_taken(roost: Roost, tmp_path: Path) -> None:
     with stub_gateway({}) as gateway:
         done = roost("up", "--port", gateway.url.rpartition(":")[2], cwd=tmp_path)
