@@ -25,7 +25,7 @@ from .faults import told
 from .location import BRISK, PATIENT, STEADY, Handle, Patience, connect
 from .upload import ObjectWriter
 
-# younger than this an object is left as it is when it is uploaded again
+# younger than this an object is left as it is when it is uploaded again, unless its bytes are not of its digest
 RENEW_AFTER_S = 900.0
 _READ_BYTES = 4 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -80,10 +80,19 @@ class ObjectStore:
         """The same with its age."""
         return self._find(self._brisk, digest)
 
-    def is_fresh(self, digest: str, size: int) -> bool:
-        """Whether the object is there, of ``size`` bytes, and young. Raises ArtifactUnavailable."""
+    def needs_nothing(self, digest: str, size: int) -> bool:
+        """Whether the object is there, of ``size`` bytes, young, and of its digest: all of it is read.
+
+        What can't be read counts as in need of an upload. Raises ArtifactUnavailable where it can't be looked for.
+        """
         found = self._find(self.handle, digest)
-        return found is not None and found.size == size and found.age_s < RENEW_AFTER_S
+        if found is None or found.size != size or found.age_s >= RENEW_AFTER_S:
+            return False
+        try:
+            self.verify(digest)
+        except ArtifactUnavailable:
+            return False
+        return True
 
     def probe(self) -> None:
         """Find out whether this store does what artifacts need, with a small object that goes again.

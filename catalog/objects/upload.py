@@ -40,8 +40,8 @@ class Place(Protocol):
 
     def key(self, digest: str) -> str: ...
 
-    def is_fresh(self, digest: str, size: int) -> bool:
-        """Whether the object is there, whole, and young enough not to need its age renewed."""
+    def needs_nothing(self, digest: str, size: int) -> bool:
+        """Whether the object is there, young enough not to need its age renewed, and its bytes are of its digest."""
 
 
 class ObjectWriter:
@@ -87,7 +87,7 @@ class ObjectWriter:
             with told("store an artifact"):
                 if self._stream is None:
                     self._put_whole(digest)
-                elif not self._place.is_fresh(digest, self._size):
+                elif not self._place.needs_nothing(digest, self._size):
                     self._complete(self._stream, digest)
         finally:
             self.abort()
@@ -106,13 +106,13 @@ class ObjectWriter:
         return self._stream
 
     def _put_whole(self, digest: str) -> None:
-        """The same digest twice is one object: only what is old, or not whole, is put again."""
+        """The same digest twice is one object: only what is old, not whole or corrupt is put again."""
         key, data = self._place.key(digest), bytes(self._gathered)
         try:
             obstore.put(self._place.handle, key, data, mode="create", use_multipart=False)
             return
         except AlreadyExistsError:
-            if self._place.is_fresh(digest, self._size):
+            if self._place.needs_nothing(digest, self._size):
                 return
         except BaseError as error:
             # the client does not repeat a condition that may have been met already; the same bytes may be repeated

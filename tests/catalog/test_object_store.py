@@ -155,6 +155,18 @@ class TestUpload:
         put(bucket.store, content)
         assert read(bucket.store, digest) == content
 
+    @pytest.mark.parametrize("announced", [True, False])
+    @pytest.mark.parametrize("size", [10, LARGE_BYTES])
+    def test_what_is_corrupt_is_put_again(self, bucket: Bucket, size: int, announced: bool) -> None:
+        content = content_of(size)
+        digest = put(bucket.store, content, announced=announced)
+        bucket.server.client.put_object(Bucket=bucket.name, Key=bucket.key(digest), Body=bytes(size))
+        with pytest.raises(ArtifactUnavailable, match="corrupt"):
+            bucket.store.verify(digest)
+        put(bucket.store, content, announced=announced)
+        bucket.store.verify(digest)
+        assert bucket.objects() == {bucket.key(digest): size}
+
     def test_many_at_once_make_one_object(self, bucket: Bucket) -> None:
         content = content_of(PART_BYTES + 1)
         with ThreadPoolExecutor(6) as threads:
