@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, BinaryIO, Protocol
@@ -27,6 +28,7 @@ from .client import RegistrarClient
 from .collector import collecting_rarely
 from .exclusive import ExclusiveFolder
 from .ledger import Ledger
+from .lookahead import named_by
 from .migrations import open_to_write
 from .names import shown
 from .settings import RegistrarSettings
@@ -38,6 +40,8 @@ _COUNT_BYTES = 1 << 20
 # change is then written once
 _UNDER_WAY = 8
 _BATCH_TIMEOUT_S = 120.0
+# looks into an object store at a time
+_LOOKS = 16
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,10 +135,14 @@ class OnlineImporter:
 class OfflineImporter:
     """Into LMDB itself."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, store: RegistrarStore) -> None:
         self._ledger = ledger
+        self._store = store
 
     async def run(self, command: ImportRevisions) -> Committed:
+        if self._store.look is not None:
+            with ThreadPoolExecutor(_LOOKS) as threads:
+                list(threads.map(self._store.look, named_by(command)))
         (answer,) = self._ledger.run([command]).answers
         if isinstance(answer, Refusal):
             raise error_for(answer.outcome, answer.message, field=answer.field)
@@ -158,7 +166,7 @@ async def open_importer(settings: RegistrarSettings, store: RegistrarStore) -> A
             yield OnlineImporter(client)
         return
     with folder, contextlib.closing(open_to_write(catalog_dir, settings.map_bytes)) as environment:
-        yield OfflineImporter(Ledger(environment, store))
+        yield OfflineImporter(Ledger(environment, store), store)
 
 
 def read_lines(file: BinaryIO, facts_of: Callable[[str], ArtifactFacts]) -> Iterator[Item]:
