@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, BinaryIO, Protocol
 
@@ -34,6 +34,8 @@ from .names import shown
 from .settings import RegistrarSettings
 
 BATCH = 2000
+# a source that takes its time (adapters are packed as they are read) has less in a batch, and less to lose
+_LONGEST_BATCH_S = 2.0
 MAX_LINE_BYTES = 1 << 16
 _COUNT_BYTES = 1 << 20
 # batches on their way to the registrar, which makes one transaction of those that wait: a page that several of them
@@ -107,12 +109,12 @@ async def _import_all(
 
     try:
         source = iter(items)
-        while batch := list(islice(source, BATCH)):
+        while batch := _next_batch(source):
             command = ImportRevisions(actor=actor, revisions=tuple(item.revision for item in batch), external=external)
             under_way.append((asyncio.ensure_future(importer.run(command)), batch))
             # lets the batch leave before the next one is read
             await asyncio.sleep(0)
-            if len(under_way) == _UNDER_WAY:
+            while under_way and (len(under_way) == _UNDER_WAY or under_way[0][0].done()):
                 await settle()
         while under_way:
             await settle()
@@ -120,6 +122,16 @@ async def _import_all(
         for task, _ in under_way:
             task.cancel()
     return totals
+
+
+def _next_batch(source: Iterator[Item]) -> list[Item]:
+    batch: list[Item] = []
+    ends_at = time.monotonic() + _LONGEST_BATCH_S
+    for item in source:
+        batch.append(item)
+        if len(batch) == BATCH or time.monotonic() >= ends_at:
+            break
+    return batch
 
 
 class OnlineImporter:

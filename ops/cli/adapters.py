@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from catalog.artifacts import ArtifactStore
 from catalog.bulk import Item
@@ -32,16 +33,12 @@ def without_adapter(folder: Path) -> int:
     return sum(child.is_dir() and not (child / _CONFIG).is_file() for child in folder.iterdir())
 
 
-def read_folder(
-    folders: list[Path], tenant: str, base: str, shape: BaseShape, store: ArtifactStore, *, after: str
-) -> Iterator[Item]:
-    """Pack and store the adapters whose folder's name comes after ``after``; policies are named as their folders.
+def read_folder(folders: list[Path], tenant: str, base: str, shape: BaseShape, store: ArtifactStore) -> Iterator[Item]:
+    """Pack the adapters, and store those that the store has not; policies are named as their folders.
 
     Raises the RoostError that one is refused with, which names its folder.
     """
     for folder in folders:
-        if folder.name <= after:
-            continue
         try:
             policy = check_policy(f"{tenant}/{folder.name}")
             facts = _stored(folder, shape, store)
@@ -55,10 +52,16 @@ def read_folder(
 
 
 def _stored(folder: Path, shape: BaseShape, store: ArtifactStore) -> ArtifactFacts:
-    with tempfile.TemporaryFile(prefix="roost-import-") as packed, store.writer() as writer:
+    with tempfile.TemporaryFile(prefix="roost-import-") as packed:
         facts = pack_peft(folder, shape, packed)
-        packed.seek(0)
+        if store.size(facts.digest) is None:
+            _store(packed, facts.digest, store)
+    return facts
+
+
+def _store(packed: BinaryIO, digest: str, store: ArtifactStore) -> None:
+    packed.seek(0)
+    with store.writer() as writer:
         while data := packed.read(_READ_BYTES):
             writer.write(data)
-        writer.commit(facts.digest)
-    return facts
+        writer.commit(digest)

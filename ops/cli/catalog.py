@@ -45,7 +45,7 @@ _MAP_BYTES = 1 << 34
 _PROBLEMS_SHOWN = 20
 
 Target = Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")]
-Restart = Annotated[bool, typer.Option(help="From the beginning, whatever an earlier import has done.")]
+Restart = Annotated[bool, typer.Option(help="For a file: from the beginning, whatever an earlier import has done.")]
 
 
 @app.command("import")
@@ -60,12 +60,15 @@ def import_(
 ) -> None:
     """Import revisions in bulk; run again after an interruption, it goes on where it was.
 
+    A file is read on from where it was. Folders are looked at again, for they may have changed: what they hold is known
+    by its content, and only what is new is stored and published.
+
     A line is {"policy", "base", "artifact", "revision", "provenance"}; "artifact" holds the facts, or the digest of an
     artifact in the store. Goes through the registrar while that runs, else into the catalog itself.
     """
     settings = _settings(session(context).layout())
     if source.is_dir():
-        totals = _import_folder(settings, source, tenant, base, restart)
+        totals = _import_folder(settings, source, tenant, base)
         totals.skipped = without_adapter(source)
     else:
         totals = _import_file(settings, source, external, restart)
@@ -209,12 +212,15 @@ def _import_file(settings: RegistrarSettings, source: Path, external: bool, rest
         with byte_progress("Importing") as progress:
 
             def done(count: int, resume_at: str) -> None:
+                bookmark.write(resume_at)
                 progress(int(resume_at), found.st_size)
 
-            return _run(settings, read_lines(file, facts_of), bookmark, external=external, done=done)
+            totals = _run(settings, read_lines(file, facts_of), external=external, done=done)
+        bookmark.remove()
+        return totals
 
 
-def _import_folder(settings: RegistrarSettings, source: Path, tenant: str, base: str, restart: bool) -> Totals:
+def _import_folder(settings: RegistrarSettings, source: Path, tenant: str, base: str) -> Totals:
     if not tenant or not base:
         raise InvalidRequest("a folder of adapters needs --tenant and --base", field="tenant" if base else "base")
     with contextlib.closing(CatalogView.open(Path(settings.catalog_dir))) as view:
@@ -223,11 +229,8 @@ def _import_folder(settings: RegistrarSettings, source: Path, tenant: str, base:
         raise NotFound(f"there is no base {base}: add it first", field="base")
     folders = adapter_folders(source)
     store = open_store(Path(settings.store_dir), settings.store)
-    bookmark = Bookmark(source / BOOKMARK_SUFFIX, f"{tenant}:{base}")
-    after = "" if restart else bookmark.read()
-    items = read_folder(folders, tenant, base, BaseShape.from_config(known.config), store, after=after)
-    left = sum(folder.name > after for folder in folders)
-    with count_progress("Packing and importing", left) as progress:
+    items = read_folder(folders, tenant, base, BaseShape.from_config(known.config), store)
+    with count_progress("Packing and importing", len(folders)) as progress:
         imported = 0
 
         def done(count: int, resume_at: str) -> None:
@@ -235,29 +238,22 @@ def _import_folder(settings: RegistrarSettings, source: Path, tenant: str, base:
             imported += count
             progress(imported)
 
-        return _run(settings, items, bookmark, external=False, done=done)
+        return _run(settings, items, external=False, done=done)
 
 
 def _run(
     settings: RegistrarSettings,
     items: Iterable[Item],
-    bookmark: Bookmark,
     *,
     external: bool,
     done: Callable[[int, str], None],
 ) -> Totals:
-    def acknowledged(count: int, resume_at: str) -> None:
-        bookmark.write(resume_at)
-        done(count, resume_at)
-
     async def run() -> Totals:
         store = registrar_store(Path(settings.store_dir), settings.store)
         async with open_importer(settings, store) as importer:
-            return await import_all(items, importer, actor=getpass.getuser(), external=external, done=acknowledged)
+            return await import_all(items, importer, actor=getpass.getuser(), external=external, done=done)
 
-    totals = asyncio.run(run())
-    bookmark.remove()
-    return totals
+    return asyncio.run(run())
 
 
 def _settings(layout: Layout) -> RegistrarSettings:

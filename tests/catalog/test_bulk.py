@@ -17,7 +17,7 @@ import pytest
 
 from catalog.artifacts import registrar_store
 from catalog.blobs import BlobStore
-from catalog.bulk import Bookmark, OfflineImporter, OnlineImporter, import_all, open_importer, read_lines
+from catalog.bulk import Bookmark, Item, OfflineImporter, OnlineImporter, import_all, open_importer, read_lines
 from catalog.replay import check_catalog
 from catalog.settings import RegistrarSettings
 from catalog.view import CatalogView
@@ -25,7 +25,7 @@ from tests.catalog.harness import BASE, Catalog, add_base, upload
 from tests.catalog.processes import ROOT, RegistrarProcess
 from wire.events import ArtifactFacts, Provenance
 from wire.outcomes import ArtifactUnavailable, InvalidRequest, NotFound, Retired, RoostError, TooLarge, VersionConflict
-from wire.registrar import ImportedRevision, ImportRevisions, RetirePolicy
+from wire.registrar import Committed, ImportedRevision, ImportRevisions, RetirePolicy
 
 
 def declared(number: int) -> ArtifactFacts:
@@ -265,3 +265,29 @@ def test_a_catalog_goes_through_all_commands_of_an_operator(tmp_path: Path) -> N
     assert isinstance(damaged, dict)
     assert damaged["failed"] == 1
     assert "is corrupt" in damaged["problems"][0]
+
+
+async def test_what_a_slow_source_gave_so_far_is_imported_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = Catalog(tmp_path)
+    catalog.run(add_base())
+    monkeypatch.setattr("catalog.bulk._LONGEST_BATCH_S", 0.0)
+    seen: list[int] = []
+
+    class Straight:
+        async def run(self, command: ImportRevisions) -> Committed:
+            return catalog.run(command)
+
+    def slow() -> Iterator[Item]:
+        for number in range(3):
+            seen.append(catalog.view.position())
+            yield Item(imported("acme/a", number), str(number))
+
+    told: list[str] = []
+    totals = await import_all(
+        slow(), Straight(), actor="importer", external=True, done=lambda count, at: told.append(at)
+    )
+    assert (totals.published, told) == (3, ["0", "1", "2"])
+    assert seen == sorted(set(seen))
+    catalog.close()
