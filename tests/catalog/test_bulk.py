@@ -257,7 +257,9 @@ def test_a_catalog_goes_through_all_commands_of_an_operator(tmp_path: Path) -> N
     for source in ("export", "snapshot"):
         assert run("restore", str(tmp_path / source), "--into", str(tmp_path / f"from-{source}"))["position"] == 6
     run("restore", str(tmp_path / "snapshot"), code=2)
-    assert run("check")["artifacts"] == {"artifacts": 4, "verified": 4, "failed": 0, "problems": []}
+    assert run("check")["artifacts"] == {
+        "artifacts": 4, "verified": 4, "failed": 0, "missing": 0, "problems": [],
+    }  # fmt: skip
     blob = BlobStore(state / "store").path(upload(BlobStore(state / "store"), b"revision 2").digest)
     blob.chmod(0o600)
     blob.write_bytes(b"revision X")
