@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from catalog.layout import TAGS
 from catalog.packing import form_of
 from catalog.records import ArtifactRecord, KeyRecord, PolicyRecord, RevisionRecord
-from wire.events import AnyEvent, ArtifactFacts, Event, PolicyCreated, Provenance, RevisionPublished
+from wire.events import (
+    AnyEvent,
+    ArtifactFacts,
+    ChannelMoved,
+    Event,
+    PolicyCreated,
+    Provenance,
+    RevisionPublished,
+    Split,
+)
 
 HEX = "0123456789abcdef"
 TEXTS = st.text(max_size=70) | st.text(HEX, min_size=64, max_size=64) | st.text("0aA\u0664", min_size=64, max_size=64)
@@ -80,6 +89,13 @@ def test_what_an_older_release_wrote_has_the_defaults_of_the_fields_that_came_si
     assert form.unpack(["acme/a", "tiny", 1, 2, {"stable": []}, False, 1000]) == PolicyRecord(
         "acme/a", "tiny", 1, 2, {"stable": ()}, False, 1000
     )
+
+
+def test_a_move_that_an_older_release_noted_replaces_nothing_that_a_rollback_knows() -> None:
+    form = form_of(ChannelMoved, TAGS)
+    assert form is not None
+    assert form.unpack(["acme/a", "stable", [[1, 1]], 7]) == ChannelMoved("acme/a", "stable", (Split(1),), 7, (), 0)
+    assert form.pack(ChannelMoved("acme/a", "stable", (Split(1),), 7)) == ["acme/a", "stable", [[1]], 7]
 
 
 def test_a_type_without_a_form_is_a_mistake_of_ours() -> None:

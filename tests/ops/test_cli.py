@@ -174,6 +174,14 @@ def test_lists_are_tables_for_people_and_json_for_scripts(roost: Roost, tmp_path
     assert json.loads(script.stdout) == answer
 
 
+@pytest.mark.parametrize(("revision", "told"), [(3, "revision 3 now"), (0, "split as it was before")])
+def test_a_rollback_says_where_it_went(roost: Roost, tmp_path: Path, revision: int, told: str) -> None:
+    answer = {**COMMITTED, "revision": revision}
+    with stub_gateway({"POST /roost/v1/policies/acme/support/rollback": (200, answer)}) as gateway:
+        found = roost("policy", "rollback", "acme/support", cwd=tmp_path, url=gateway.url)
+    assert told in " ".join(found.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "request_line", "body"),
     [
