@@ -9,18 +9,18 @@ from typing import Any
 import msgspec
 
 from packer.adapter_config import AdapterConfig
-from packer.modules import MODULE_OF_PATH, ORDER, PATHS, Place
-from packer.peft import PeftFolder, account, open_peft, pack_opened, peft_name
+from packer.implied import shape_of_pairs, shape_of_tensors
+from packer.modules import ORDER
+from packer.peft import PeftFolder, account, open_peft, pack_opened
 from packer.revision import Content, Pair, RevisionFile, check_fit
 from packer.safetensors_header import TensorSpec
 from packer.scaling import scale
-from packer.shape import BaseShape, ModuleShape
+from packer.shape import BaseShape
 from wire.events import ArtifactFacts
 from wire.outcomes import RoostError
 
 PEFT = "PEFT folder"
 REVISION = "revision file"
-_IMPLIED = "as the adapter implies"
 
 
 class ModuleSummary(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ def _inspect_revision(path: Path, shape: BaseShape | None) -> Inspection:
     summary = _summary(REVISION, file.specs.values(), file.buffer.nbytes, shape)
     described = _described(file.content)
     try:
-        check_fit(file, shape or _implied_shape(file.pairs))
+        check_fit(file, shape or shape_of_pairs(file.pairs, file.manifest))
     except RoostError as error:
         return Inspection(**summary, **described, refusal=error.message)
     return Inspection(**summary, **described, facts=file.facts())
@@ -81,10 +81,10 @@ def _inspect_peft(source: PeftFolder, shape: BaseShape | None) -> Inspection:
     config: AdapterConfig = source.config
     summary = _summary(PEFT, source.header.tensors.values(), source.file.nbytes, shape)
     summary.update(trained_on=config.base_model, task=config.task)
-    against = shape or _implied_shape(_peft_pairs(source))
+    against = shape or shape_of_tensors(config, source.header.tensors, source.prefix)
     described: dict[str, Any] = {}
     try:
-        described = _described(account(source, against))
+        described = _described(account(source, against).content)
         facts = pack_opened(source, against, _Nowhere())
     except RoostError as error:
         return Inspection(**summary, **described, refusal=error.message)
@@ -142,31 +142,3 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             spans.append([number, number])
     return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)
-
-
-def _peft_pairs(source: PeftFolder) -> list[Pair]:
-    """The pairs that the tensors' names and shapes show, by themselves."""
-    pairs = []
-    tensors = source.header.tensors
-    marker = ".lora_A.weight"
-    for name, spec in tensors.items():
-        layer, _, path = name.removeprefix(f"{source.prefix}layers.").removesuffix(marker).partition(".")
-        module = MODULE_OF_PATH.get(path)
-        if not name.endswith(marker) or module is None or not (layer.isascii() and layer.isdecimal()) or len(layer) > 4:
-            continue
-        place = Place(int(layer), module)
-        other = tensors.get(peft_name(place, path, "B", source.prefix))
-        if other is not None and len(spec.shape) == len(other.shape) == 2:
-            pairs.append(Pair(place, spec.shape[0], 1, spec.shape[1], other.shape[0]))
-    return pairs
-
-
-def _implied_shape(pairs: Sequence[Pair]) -> BaseShape:
-    """The smallest base that the pairs fit, for an adapter that is looked at without one."""
-    layers: list[dict[str, ModuleShape]] = [
-        {} for _ in range(max((pair.place.layer for pair in pairs), default=-1) + 1)
-    ]
-    for pair in sorted(pairs, key=lambda pair: pair.place.order):
-        module = pair.place.module
-        layers[pair.place.layer][module] = ModuleShape(PATHS[module], pair.inputs, pair.outputs)
-    return BaseShape(_IMPLIED, tuple(layers), ("model.embed_tokens", "lm_head"))

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from catalog.names import shown
-from packer import adapter_config
+from packer import accounting, adapter_config
+from packer.accounting import Account, Adapter
 from packer.adapter_config import AdapterConfig
-from packer.copying import DTYPES, CopyPlan, Progress, Sink
+from packer.copying import DTYPES, Progress, Sink
 from packer.folder import confined, map_file, read_bounded
-from packer.modules import PATHS, PEFT_PREFIX, PEFT_PREFIXES, Place
-from packer.revision import Content, Pair, check_pair, make_content, write_revision
-from packer.safetensors_header import Header, TensorSpec, parse_header
+from packer.layouts import BLOCKWISE, STACKED
+from packer.modules import PEFT_PREFIX, PEFT_PREFIXES, Place
+from packer.plan import Bytes, CopyPlan, Runs, Segment, Turned
+from packer.revision import Pair, write_revision
+from packer.safetensors_header import ITEM_BYTES, Header, parse_header
 from packer.shape import BaseShape
 from wire.events import ArtifactFacts
-from wire.outcomes import InvalidRequest, Unfit
+from wire.outcomes import InvalidRequest
 
 TENSORS_NAME = "adapter_model.safetensors"
-# what a module's name begins with for the trainer that saw the whole model or the bare one
-_WRAPPER = "base_model.model."
 _PICKLED = ("adapter_model.bin", "adapter_model.pt")
-# what a tensor's name gives away about the feature that wrote it
-_FEATURES = {
-    "lora_magnitude_vector": "DoRA is not served",
-    "lora_embedding_": "adapted embeddings are not served",
-    "modules_to_save": "modules_to_save is not served",
-    "embed_tokens": "embeddings saved with an adapter are not served",
-    "lm_head": "an adapted output layer is not served",
-    ".bias": "biases are not served",
-    "token_adapter": "trainable tokens are not served",
-    ".experts.": "expert layers are not read",
-}
 
 
 class PeftFolder(msgspec.Struct, frozen=True):
@@ -53,11 +44,11 @@ class PeftFolder(msgspec.Struct, frozen=True):
     @property
     def dtype(self) -> str:
         """The one dtype of all tensors. Raises InvalidRequest where they have several, or one that is not read."""
-        first_of: dict[str, str] = {}
-        for name, spec in self.header.tensors.items():
-            first_of.setdefault(spec.dtype, name)
+        first_of = dict.fromkeys(spec.dtype for spec in self.header.tensors.values())
         if len(first_of) > 1:
-            examples = ", ".join(f"{dtype} ({shown(name)})" for dtype, name in first_of.items())
+            for name, spec in self.header.tensors.items():
+                first_of[spec.dtype] = first_of[spec.dtype] or name
+            examples = ", ".join(f"{dtype} ({shown(name or '')})" for dtype, name in first_of.items())
             raise InvalidRequest(f"{TENSORS_NAME} mixes dtypes: {examples}", field=TENSORS_NAME)
         (dtype,) = first_of
         if dtype not in DTYPES:
@@ -96,8 +87,8 @@ def pack_peft(folder: Path, shape: BaseShape, out: Sink, *, progress: Progress |
 
 def pack_opened(source: PeftFolder, shape: BaseShape, out: Sink, *, progress: Progress | None = None) -> ArtifactFacts:
     """``pack_peft`` for a folder that ``open_peft`` has read."""
-    content = account(source, shape)
-    return write_revision(content, _plan(source, content), source.dtype, out, progress)
+    accounted = account(source, shape)
+    return write_revision(accounted.content, _plan(source, accounted), source.dtype, out, progress)
 
 
 def peft_name(place: Place, path: str, factor: str, prefix: str) -> str:
@@ -105,107 +96,55 @@ def peft_name(place: Place, path: str, factor: str, prefix: str) -> str:
     return f"{prefix}layers.{place.layer}.{path}.lora_{factor}.weight"
 
 
-def account(source: PeftFolder, shape: BaseShape) -> Content:
+def account(source: PeftFolder, shape: BaseShape) -> Account:
     """What the folder holds, once every tensor that its configuration asks for is there, and no other.
 
     Raises InvalidRequest or Unfit that name the tensor or the field.
     """
-    dtype = source.dtype
-    config = source.config
-    expected = _expected(source, shape)
-    missing = [name for names in expected.values() for name in names if name not in source.header.tensors]
-    wanted = {name for names in expected.values() for name in names}
-    extra = [name for name in source.header.tensors if name not in wanted]
-    if extra:
-        raise _extra(extra, shape, source.prefix)
-    if missing:
-        raise InvalidRequest(
-            f"{TENSORS_NAME} lacks {_listed(missing)}, which target_modules asks for", field=missing[0]
-        )
-    module_names = [_module_name(names[0]) for names in expected.values()]
-    settings = config.ranks_and_alphas(module_names)
-    pairs = []
-    for (place, names), (rank, alpha) in zip(expected.items(), settings, strict=True):
-        pair = _pair(place, names, rank, alpha, source.header.tensors)
-        check_pair(pair, shape)
-        pairs.append(pair)
-    prefix = "" if source.prefix == PEFT_PREFIX else source.prefix
-    return make_content(pairs, dtype, rank=config.rank, alpha=config.alpha, rslora=config.rslora, prefix=prefix)
+    header = source.header
+    adapter = Adapter(source.config, header.tensors, header.metadata, source.prefix, source.dtype, TENSORS_NAME)
+    return accounting.account(adapter, shape)
 
 
-def _expected(source: PeftFolder, shape: BaseShape) -> dict[Place, tuple[str, str]]:
-    """The names of A and B of every module that the configuration adapts, in file order."""
-    names_of = {
-        place: (peft_name(place, module.path, "A", source.prefix), peft_name(place, module.path, "B", source.prefix))
-        for place, module in shape.places()
-    }
-    place_of = {_module_name(names[0]): place for place, names in names_of.items()}
-    linear = tuple(place_of)
-    chosen = source.config.selected((*linear, *shape.elsewhere), linear=linear)
-    for name in chosen:
-        if name not in place_of:
-            raise Unfit(f"target_modules adapts {name}, which is not served", field="target_modules")
-    if not chosen:
-        raise Unfit(f"target_modules matches no module of the base ({shape.architecture})", field="target_modules")
-    return {place_of[name]: names_of[place_of[name]] for name in chosen}
-
-
-def _module_name(tensor: str) -> str:
-    """A module's name as the trainer saw it, from the name of its A or B."""
-    return tensor.removeprefix(_WRAPPER).removesuffix(".weight").removesuffix(".lora_A").removesuffix(".lora_B")
-
-
-def _pair(
-    place: Place, names: tuple[str, str], rank: int, alpha: int | float, tensors: Mapping[str, TensorSpec]
-) -> Pair:
-    for name in names:
-        if len(tensors[name].shape) != 2 or 0 in tensors[name].shape:
-            raise InvalidRequest(
-                f"tensor {name} has the shape {list(tensors[name].shape)}, not two dimensions", field=name
-            )
-    (rows, inputs), (outputs, columns) = (tensors[name].shape for name in names)
-    for name, found in zip(names, (rows, columns), strict=True):
-        if found != rank:
-            raise InvalidRequest(f"tensor {name} has rank {found}, but the configuration says {rank}", field=name)
-    return Pair(place, rank, alpha, inputs, outputs)
-
-
-def _extra(names: list[str], shape: BaseShape, prefix: str) -> InvalidRequest | Unfit:
-    """Why the first of the tensors that nothing accounts for is refused."""
-    known = {peft_name(place, module.path, factor, prefix) for place, module in shape.places() for factor in "AB"}
-    name = names[0]
-    for mark, reason in _FEATURES.items():
-        if mark in name:
-            return Unfit(f"{TENSORS_NAME} holds {_listed(names)}: {reason}", field=shown(name))
-    if name in known:
-        return InvalidRequest(
-            f"{TENSORS_NAME} holds {_listed(names)}, which the configuration does not ask for", field=name
-        )
-    return Unfit(
-        f"{TENSORS_NAME} holds {_listed(names)}: no such module in the base "
-        f"({shape.architecture}, {shape.layers} layers)",
-        field=shown(name),
-    )
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"tensor {shown(names[0])}{more}"
-
-
-def _plan(source: PeftFolder, content: Content) -> CopyPlan:
+def _plan(source: PeftFolder, accounted: Account) -> CopyPlan:
     """Which bytes of the folder's file follow each other in the revision file."""
-    prefix = content.manifest.prefix or PEFT_PREFIX
-    names = [
-        peft_name(pair.place, PATHS[pair.place.module], factor, prefix) for pair in content.pairs for factor in "AB"
-    ]
-    return plan_by_name(source.file, source.header, names)
+    file = np.frombuffer(source.file, dtype=np.uint8)
+    layout = accounted.content.manifest.layout
+    segments: list[Segment] = []
+    names: list[str] = []
+
+    def flush() -> None:
+        if names:
+            segments.append(runs(file, source.header, names))
+            names.clear()
+
+    for pair, unit in zip(accounted.content.pairs, accounted.units, strict=True):
+        names += unit.names("A")
+        if pair.place.expert and layout in (STACKED, BLOCKWISE):
+            flush()
+            segments.append(_unstacked(source, file, pair, unit.names("B")[0], layout))
+        else:
+            names += unit.names("B")
+    flush()
+    return CopyPlan(segments)
 
 
-def plan_by_name(file: memoryview, header: Header, names: Iterable[str]) -> CopyPlan:
-    """Copy the named tensors of a safetensors file in that order."""
+def _unstacked(source: PeftFolder, file: Bytes, pair: Pair, name: str, layout: str) -> Segment:
+    """A stack's B, (out, columns), as (experts, out, rank)."""
+    start, end = (source.header.data_start + offset for offset in source.header.tensors[name].data_offsets)
+    columns = file[start:end].view(np.dtype((np.void, ITEM_BYTES[source.dtype])))
+    experts = pair.experts[1]
+    if layout == STACKED:
+        view = columns.reshape(pair.outputs, pair.rank, experts).transpose(2, 0, 1)
+    else:
+        view = columns.reshape(pair.outputs, experts, pair.rank).transpose(1, 0, 2)
+    return Turned(view, name)
+
+
+def runs(file: Bytes, header: Header, names: Sequence[str]) -> Runs:
+    """The named tensors of a safetensors file, in that order."""
     ordered = list(names)
-    spans = [header.tensors[name].data_offsets for name in ordered]
-    offsets = [header.data_start + start for start, _ in spans]
-    lengths = [end - start for start, end in spans]
-    return CopyPlan(np.frombuffer(file, dtype=np.uint8), offsets, lengths, ordered)
+    spans = np.fromiter(
+        chain.from_iterable(header.tensors[name].data_offsets for name in ordered), np.int64, 2 * len(ordered)
+    ).reshape(-1, 2)
+    return Runs([file], header.data_start + spans[:, 0], spans[:, 1] - spans[:, 0], ordered)
