@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from catalog.names import shown
 from packer.adapter_config import AdapterConfig
@@ -21,7 +24,7 @@ from packer.layouts import (
 )
 from packer.modules import PATHS, PEFT_PREFIX, Place
 from packer.revision import Content, Pair, check_pair, make_content
-from packer.safetensors_header import TensorSpec
+from packer.safetensors_header import Tensors
 from packer.shape import BaseShape, ModuleShape
 from wire.outcomes import InvalidRequest, Unfit
 
@@ -43,7 +46,7 @@ _SOMETIMES = frozenset({"router", "experts.gate", "experts.up", "experts.down"})
 # before this one, PEFT took the input and output dimension of (experts, out, in) for each other
 _PEFT_TURNED = (0, 19)
 
-Tensors = Mapping[str, TensorSpec]
+Integers = npt.NDArray[np.int64]
 
 
 class Unit(NamedTuple):
@@ -63,10 +66,16 @@ class Unit(NamedTuple):
 
 
 class Account(NamedTuple):
-    """The content of an adapter, and the units in the order of its pairs."""
+    """The content of an adapter, and where its tensors are.
+
+    ``names`` are those of A, then of B, of the first pair, and so on; ``rows`` their places in the header, and the
+    i-th factor's are those from ``bounds[i]`` up to ``bounds[i + 1]``.
+    """
 
     content: Content
-    units: list[Unit]
+    names: list[str]
+    rows: Integers
+    bounds: Integers
 
 
 class Adapter(NamedTuple):
@@ -87,12 +96,14 @@ def account(adapter: Adapter, shape: BaseShape) -> Account:
     """
     layout = layout_of(adapter.tensors)
     units = _chosen(adapter, shape, layout)
-    _complete(units, adapter, shape)
+    names, rows = _complete(units, adapter, shape)
+    bounds = np.cumsum([0, *(len(unit.stems) for unit in units for _ in "AB")])
+    shapes = iter(_shapes(names, rows, bounds, adapter.tensors))
     config = adapter.config
     settings = _settings(units, config)
     pairs = []
     for unit, (rank, alpha) in zip(units, settings, strict=True):
-        pair = _pair(unit, rank, alpha, adapter.tensors, layout)
+        pair = _pair(unit, rank, alpha, next(shapes), next(shapes), layout)
         _check_turn(pair, unit, config, layout)
         check_pair(pair, shape)
         pairs.append(pair)
@@ -103,7 +114,7 @@ def account(adapter: Adapter, shape: BaseShape) -> Account:
         layout=order if any(pair.place.expert for pair in pairs) else PER_EXPERT,
         paths={unit.place.module: _path(unit.place.module, unit.module, layout) for unit in units},
     )  # fmt: skip
-    return Account(content, units)
+    return Account(content, names, rows, bounds)
 
 
 def module_name(stem: str) -> str:
@@ -145,7 +156,7 @@ def _candidates(adapter: Adapter, shape: BaseShape, layout: str) -> list[Unit]:
     tensors, prefix = adapter.tensors, adapter.prefix
     units = []
     seen_kinds: set[str] = set()
-    built = {layer for layer in range(shape.layers - shape.mtp)}
+    built = set(range(shape.layers - shape.mtp))
     if shape.mtp:
         further = {f"{prefix}layers.{layer}.": layer for layer in range(shape.layers - shape.mtp, shape.layers)}
         for name in tensors:
@@ -213,17 +224,36 @@ def _nested(units: list[Unit], prefix: str, layout: str) -> list[Unit]:
     ]  # fmt: skip
 
 
-def _complete(units: Sequence[Unit], adapter: Adapter, shape: BaseShape) -> None:
+def _complete(units: Sequence[Unit], adapter: Adapter, shape: BaseShape) -> tuple[list[str], Integers]:
+    """The names of all tensors that there should be, and their places in the header."""
     tensors = adapter.tensors
-    missing = [name for unit in units for factor in "AB" for name in unit.names(factor) if name not in tensors]
-    wanted = sum(2 * len(unit.stems) for unit in units)
-    if wanted - len(missing) != len(tensors):
-        expected = {name for unit in units for factor in "AB" for name in unit.names(factor)}
+    names = [name for unit in units for factor in "AB" for name in unit.names(factor)]
+    found = list(map(tensors.index.get, names))
+    rows = np.asarray([row for row in found if row is not None], np.int64)
+    if len(rows) != len(tensors):
+        expected = set(names)
         raise _extra([name for name in tensors if name not in expected], adapter, shape)
-    if missing:
+    if len(rows) != len(names):
+        missing = [name for name, row in zip(names, found, strict=True) if row is None]
         raise InvalidRequest(
             f"{adapter.what} lacks {_listed(missing)}, which target_modules asks for", field=missing[0]
         )
+    return names, rows
+
+
+def _shapes(names: Sequence[str], rows: Integers, bounds: Integers, tensors: Tensors) -> list[tuple[int, ...]]:
+    """The shape of each factor, which all tensors that make it up share."""
+    kind = tensors.kind[rows]
+    firsts = np.repeat(kind[bounds[:-1]], np.diff(bounds))
+    if (kind != firsts).any():
+        place = int((kind != firsts).argmax())
+        first = int(bounds[int(np.searchsorted(bounds, place, side="right")) - 1])
+        raise InvalidRequest(
+            f"tensor {names[place]} has the shape {list(tensors.kinds[kind[place]][1])}, but {names[first]} has "
+            f"{list(tensors.kinds[kind[first]][1])}",
+            field=names[place],
+        )
+    return [tensors.kinds[first][1] for first in kind[bounds[:-1]].tolist()]
 
 
 def _settings(units: Sequence[Unit], config: AdapterConfig) -> list[tuple[int, int | float]]:
@@ -241,8 +271,15 @@ def _settings(units: Sequence[Unit], config: AdapterConfig) -> list[tuple[int, i
     return settings
 
 
-def _pair(unit: Unit, rank: int, alpha: int | float, tensors: Tensors, layout: str) -> Pair:
-    a_shape, b_shape = _shape(unit, "A", tensors, layout), _shape(unit, "B", tensors, layout)
+def _pair(
+    unit: Unit, rank: int, alpha: int | float, a_shape: tuple[int, ...], b_shape: tuple[int, ...], layout: str
+) -> Pair:
+    dimensions = 3 if unit.place.expert and layout == OUTER else 2
+    for factor, shape in (("A", a_shape), ("B", b_shape)):
+        if len(shape) != dimensions or 0 in shape:
+            name = unit.names(factor)[0]
+            words = "two" if dimensions == 2 else "three"
+            raise InvalidRequest(f"tensor {name} has the shape {list(shape)}, not {words} dimensions", field=name)
     if not unit.place.expert or layout == PER_EXPERT:
         (rows, inputs), (outputs, columns) = a_shape, b_shape
         experts = (len(unit.stems), len(unit.stems)) if unit.place.expert else (0, 0)
@@ -266,22 +303,6 @@ def _pair(unit: Unit, rank: int, alpha: int | float, tensors: Tensors, layout: s
             name = unit.names(factor)[0]
             raise InvalidRequest(f"tensor {name} has rank {found}, but the configuration says {rank}", field=name)
     return Pair(unit.place, rank, alpha, inputs, outputs, experts)
-
-
-def _shape(unit: Unit, factor: str, tensors: Tensors, layout: str) -> tuple[int, ...]:
-    """The one shape of the unit's tensors of that factor."""
-    names = unit.names(factor)
-    first = tensors[names[0]].shape
-    dimensions = 3 if unit.place.expert and layout == OUTER else 2
-    if len(first) != dimensions or 0 in first:
-        words = "two" if dimensions == 2 else "three"
-        raise InvalidRequest(f"tensor {names[0]} has the shape {list(first)}, not {words} dimensions", field=names[0])
-    for name in names:
-        if tensors[name].shape != first:
-            raise InvalidRequest(
-                f"tensor {name} has the shape {list(tensors[name].shape)}, but {names[0]} has {list(first)}", field=name
-            )
-    return first
 
 
 def _check_turn(pair: Pair, unit: Unit, config: AdapterConfig, layout: str) -> None:
@@ -317,8 +338,8 @@ def _column_order(pairs: Sequence[Pair], adapter: Adapter) -> str:
         # what target_parameters stands for is PEFT's to say, and at rank 1 there is one order only
         return STACKED
     raise InvalidRequest(
-        f"{adapter.what} stacks experts in B's columns, by expert or by rank, and doesn't say which: name the parameters "
-        'in target_parameters if PEFT saved it, or set expert_order to "fastest" or "block"',
+        f"{adapter.what} stacks experts in B's columns, by expert or by rank, and doesn't say which: name the "
+        'parameters in target_parameters if PEFT saved it, or set expert_order to "fastest" or "block"',
         field="expert_order",
     )
 

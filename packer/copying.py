@@ -20,6 +20,9 @@ _WORKERS = 2
 _BLOCKS_AHEAD = 4
 DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 
+# the bits of an infinity
+_INFINITY = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
+
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
@@ -109,15 +112,13 @@ def narrow(values: npt.NDArray[np.float32], dtype: str, name_at: Callable[[int],
 
 def check_finite(values: npt.NDArray[Any], dtype: str, name_at: Callable[[int], str]) -> None:
     """Raises InvalidRequest if a value (BF16 is given as uint16) is not finite; ``name_at`` names a byte's tensor."""
-    if dtype == "BF16":
-        # without the sign bit, everything from 0x7F80 on is an infinity or no number
-        worst = np.left_shift(values, np.uint16(1))
-        if not worst.size or int(worst.max()) < 0xFF00:
-            return
-        bad = worst >= np.uint16(0xFF00)
-    else:
-        bad = ~np.isfinite(values)
-        if not bad.any():
-            return
+    item = values.itemsize
+    # as integers, infinities and what is no number are the largest, of the positive as of the negative ones
+    infinity = _INFINITY[dtype]
+    signed, unsigned = values.view(f"<i{item}"), values.view(f"<u{item}")
+    negative = infinity | 1 << 8 * item - 1
+    if not values.size or (int(signed.max()) < infinity and int(unsigned.max()) < negative):
+        return
+    bad = (signed >= infinity) | (unsigned >= negative)
     name = name_at(int(bad.argmax()) * values.itemsize)
     raise InvalidRequest(f"tensor {name} holds a value that is not finite (NaN or infinite)", field=name)

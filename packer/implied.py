@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from packer.adapter_config import AdapterConfig
 from packer.architectures import ModuleShape
-from packer.layouts import FUSED, OUTER_NAMES, PER_EXPERT, STACKED, layout_of, tensor_stems
+from packer.layouts import FUSED, OUTER_NAMES, PER_EXPERT, STACKED, layout_of
 from packer.manifest import Manifest
-from packer.modules import EXPERT_PATHS, MAX_EXPERTS, MAX_LAYERS, ORDER, PATHS, Place
+from packer.modules import EXPERT_PATHS, MAX_EXPERTS, MAX_LAYERS, ORDER, PATHS
 from packer.revision import Pair
 from packer.safetensors_header import TensorSpec
 from packer.shape import BaseShape

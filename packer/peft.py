@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -16,9 +14,9 @@ from packer.adapter_config import AdapterConfig
 from packer.copying import DTYPES, Progress, Sink
 from packer.folder import confined, map_file, read_bounded
 from packer.layouts import BLOCKWISE, STACKED
-from packer.modules import PEFT_PREFIX, PEFT_PREFIXES, Place
+from packer.modules import PEFT_PREFIX, PEFT_PREFIXES
 from packer.plan import Bytes, CopyPlan, Runs, Segment, Turned
-from packer.revision import Pair, write_revision
+from packer.revision import Content, Pair, write_revision
 from packer.safetensors_header import ITEM_BYTES, Header, parse_header
 from packer.shape import BaseShape
 from wire.events import ArtifactFacts
@@ -44,11 +42,14 @@ class PeftFolder(msgspec.Struct, frozen=True):
     @property
     def dtype(self) -> str:
         """The one dtype of all tensors. Raises InvalidRequest where they have several, or one that is not read."""
-        first_of = dict.fromkeys(spec.dtype for spec in self.header.tensors.values())
-        if len(first_of) > 1:
-            for name, spec in self.header.tensors.items():
-                first_of[spec.dtype] = first_of[spec.dtype] or name
-            examples = ", ".join(f"{dtype} ({shown(name or '')})" for dtype, name in first_of.items())
+        first_of: dict[str, str] = {}
+        tensors = self.header.tensors
+        if len({dtype for dtype, _ in tensors.kinds}) == 1:
+            first_of = {tensors.kinds[0][0]: ""}
+        else:
+            for name, spec in tensors.items():
+                first_of.setdefault(spec.dtype, name)
+            examples = ", ".join(f"{dtype} ({shown(name)})" for dtype, name in first_of.items())
             raise InvalidRequest(f"{TENSORS_NAME} mixes dtypes: {examples}", field=TENSORS_NAME)
         (dtype,) = first_of
         if dtype not in DTYPES:
@@ -69,7 +70,7 @@ def open_peft(folder: Path) -> PeftFolder:
                 raise InvalidRequest(
                     f"{folder} holds {name}, a pickle that could run code: save the adapter as safetensors", field=name
                 )
-    file = map_file(confined(folder, TENSORS_NAME))
+    file = map_file(confined(folder, TENSORS_NAME), whole=True)
     header = parse_header(file, TENSORS_NAME)
     if not header.tensors:
         raise InvalidRequest(f"{TENSORS_NAME} holds no tensors", field=TENSORS_NAME)
@@ -91,11 +92,6 @@ def pack_opened(source: PeftFolder, shape: BaseShape, out: Sink, *, progress: Pr
     return write_revision(accounted.content, _plan(source, accounted), source.dtype, out, progress)
 
 
-def peft_name(place: Place, path: str, factor: str, prefix: str) -> str:
-    """What PEFT calls a factor of the module at ``path`` inside its layer."""
-    return f"{prefix}layers.{place.layer}.{path}.lora_{factor}.weight"
-
-
 def account(source: PeftFolder, shape: BaseShape) -> Account:
     """What the folder holds, once every tensor that its configuration asks for is there, and no other.
 
@@ -109,42 +105,36 @@ def account(source: PeftFolder, shape: BaseShape) -> Account:
 def _plan(source: PeftFolder, accounted: Account) -> CopyPlan:
     """Which bytes of the folder's file follow each other in the revision file."""
     file = np.frombuffer(source.file, dtype=np.uint8)
-    layout = accounted.content.manifest.layout
+    spans = source.header.tensors.spans[accounted.rows] + source.header.data_start
+    content, bounds = accounted.content, accounted.bounds.tolist()
     segments: list[Segment] = []
-    names: list[str] = []
+    begun = 0
 
-    def flush() -> None:
-        if names:
-            segments.append(runs(file, source.header, names))
-            names.clear()
+    def run(end: int) -> None:
+        """What came since the last segment is copied as it lies."""
+        if begun < end:
+            part = slice(begun, end)
+            lengths = spans[part, 1] - spans[part, 0]
+            segments.append(Runs([file], spans[part, 0], lengths, accounted.names[part]))
 
-    for pair, unit in zip(accounted.content.pairs, accounted.units, strict=True):
-        names += unit.names("A")
-        if pair.place.expert and layout in (STACKED, BLOCKWISE):
-            flush()
-            segments.append(_unstacked(source, file, pair, unit.names("B")[0], layout))
-        else:
-            names += unit.names("B")
-    flush()
+    if content.manifest.layout in (STACKED, BLOCKWISE):
+        for number, pair in enumerate(content.pairs):
+            if pair.place.expert:
+                place = bounds[2 * number + 1]
+                run(place)
+                start, end = spans[place].tolist()
+                segments.append(unstacked(file[start:end], pair, source.dtype, accounted.names[place], content))
+                begun = place + 1
+    run(len(accounted.names))
     return CopyPlan(segments)
 
 
-def _unstacked(source: PeftFolder, file: Bytes, pair: Pair, name: str, layout: str) -> Segment:
+def unstacked(stack: Bytes, pair: Pair, dtype: str, name: str, content: Content) -> Turned:
     """A stack's B, (out, columns), as (experts, out, rank)."""
-    start, end = (source.header.data_start + offset for offset in source.header.tensors[name].data_offsets)
-    columns = file[start:end].view(np.dtype((np.void, ITEM_BYTES[source.dtype])))
+    columns = stack.view(np.dtype((np.void, ITEM_BYTES[dtype])))
     experts = pair.experts[1]
-    if layout == STACKED:
+    if content.manifest.layout == STACKED:
         view = columns.reshape(pair.outputs, pair.rank, experts).transpose(2, 0, 1)
     else:
         view = columns.reshape(pair.outputs, experts, pair.rank).transpose(1, 0, 2)
     return Turned(view, name)
-
-
-def runs(file: Bytes, header: Header, names: Sequence[str]) -> Runs:
-    """The named tensors of a safetensors file, in that order."""
-    ordered = list(names)
-    spans = np.fromiter(
-        chain.from_iterable(header.tensors[name].data_offsets for name in ordered), np.int64, 2 * len(ordered)
-    ).reshape(-1, 2)
-    return Runs([file], header.data_start + spans[:, 0], spans[:, 1] - spans[:, 0], ordered)

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from packer import adapter_config
 from packer.copying import DTYPES, Progress, copy
-from packer.unpacked_config import unpacked_config, module_pattern
 from packer.folder import new_folder
 from packer.layouts import BLOCKWISE, PER_EXPERT, STACKED, tensor_stems
 from packer.modules import PEFT_PREFIX
@@ -22,6 +21,7 @@ from packer.plan import CopyPlan, Runs, Segment, Turned
 from packer.revision import Pair, RevisionFile
 from packer.safetensors_header import ITEM_BYTES, TensorSpec, encode_header
 from packer.scaling import fold, round_as, widen
+from packer.unpacked_config import module_pattern, unpacked_config
 from wire.outcomes import Unfit
 
 _METADATA = {"format": "pt"}

@@ -88,8 +88,8 @@ def _expert_targets(file: RevisionFile, prefix: str) -> dict[str, Any]:
     for layer, modules in in_layer.items():
         by_modules.setdefault(tuple(modules), []).append(layer)
     parts = []
-    for modules, layers in by_modules.items():
-        paths = "|".join(_escaped(_path_pattern(manifest, module)) for module in modules)
+    for group, layers in by_modules.items():
+        paths = "|".join(_escaped(_path_pattern(manifest, module)) for module in group)
         parts.append(f"({'|'.join(map(str, layers))})\\.({paths})")
     targets: dict[str, Any] = {
         "target_modules": f"{re.escape(_model(prefix))}layers\\.({'|'.join(parts)})" if parts else []
