@@ -1,8 +1,8 @@
 """What packing costs: a rank-1 adapter of every expert of Qwen3-30B-A3B, at full size, 37,248 tensors.
 
-Rounds interleave four things: reading the raw file into fresh memory, packing it into fresh memory (read, accounted for,
-permuted, checked, hashed), mapping the packed file with a view of each tensor, and the stock library's read of the raw
-file, tensor by tensor. Ratios are medians of the rounds' own ratios.
+Rounds interleave four things: reading the raw file into fresh memory, packing it into fresh memory (read, accounted
+for, permuted, checked, hashed), mapping the packed file with a view of each tensor, and the stock library's read of
+the raw file, tensor by tensor. Ratios are medians of the rounds' own ratios.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def _stock_reader(raw: Path) -> Callable[[], object] | None:
 
     def read() -> list[Any]:
         with safe_open(raw, framework="pt") as file:
-            return [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118: no mapping
+            names = file.keys()
+            return [file.get_tensor(name) for name in names]
 
     return read
 

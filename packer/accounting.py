@@ -138,7 +138,9 @@ def _chosen(adapter: Adapter, shape: BaseShape, layout: str) -> list[Unit]:
             raise Unfit(f"target_modules adapts {name}, which is not served", field="target_modules")
     units = []
     for unit in candidates:
-        hits = sum(name in chosen for name in unit.known_as)
+        # where PEFT was told which parameters to stack, names of modules don't mean them
+        by_name = not (layout == STACKED and unit.place.expert and config.parameters)
+        hits = sum(name in chosen for name in unit.known_as) if by_name else 0
         if hits and layout == PER_EXPERT and hits < len(unit.known_as):
             raise Unfit(
                 f"target_modules adapts {hits} of {len(unit.known_as)} experts of {unit.place}: all or none are served",

@@ -33,8 +33,9 @@ _INFORMATIONAL = frozenset({
 # initialisations that leave the base's weights as they are
 _HARMLESS_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
 _COMPUTING = frozenset({
-    "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules",
-    "target_parameters", "expert_order", "peft_version", "exclude_modules", "layers_to_transform", "layers_pattern", "bias", "init_lora_weights",
+    "peft_type", "peft_version", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules",
+    "target_parameters", "expert_order", "exclude_modules", "layers_to_transform", "layers_pattern", "bias",
+    "init_lora_weights",
 })  # fmt: skip
 # field: why an adapter that uses it is refused
 _UNSUPPORTED = {

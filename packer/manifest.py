@@ -106,4 +106,4 @@ def compress(values: Mapping[Place, Value], default: Value) -> dict[str, Value]:
 
 def value_at(place: Place, compressed: Mapping[str, Value], default: Value) -> Value:
     """The inverse of ``compress`` for one place."""
-    return compressed.get(str(place), compressed.get(place.module, default))
+    return compressed.get(str(place), compressed.get(place.module, default)) if compressed else default

@@ -1,7 +1,8 @@
 """The revision file: one safetensors file that a stock library reads, with one spelling for equal content.
 
 Tensors are named for the base's modules (``layers.3.q.A`` of shape (rank, in), ``layers.3.q.B`` of shape (out, rank),
-experts stacked as ``packer.modules`` says), in the order of the layers, so that a layer's bytes are one range. Their dtype is BF16 or F32 throughout. The manifest
+experts stacked as ``packer.modules`` says), in the order of the layers, so that a layer's bytes are one range. Their
+dtype is BF16 or F32 throughout. The manifest
 is in the metadata. The header's bytes follow from the content alone, and a reader refuses any others.
 """
 
@@ -149,11 +150,11 @@ class RevisionFile:
         if text is None:
             raise InvalidRequest(f"{WHAT}: its metadata has no {METADATA_KEY!r}: not a revision file", field=WHAT)
         self.manifest = Manifest.decode(text)
-        self.content = _read_content(header.tensors, self.manifest)
+        self.specs: Mapping[str, TensorSpec] = header.tensors.as_dict()
+        self.content = _read_content(self.specs, self.manifest)
         self.data_start = header.data_start
-        if self.buffer[: self.data_start] != self.content.header():
+        if bytes(self.buffer[: self.data_start]) != self.content.header():
             raise InvalidRequest(f"{WHAT}: its header is not spelt as a revision's is", field=WHAT)
-        self.specs: Mapping[str, TensorSpec] = header.tensors
 
     @classmethod
     def open(cls, path: Path) -> RevisionFile:
@@ -177,7 +178,7 @@ class RevisionFile:
     def tensor(self, name: str) -> memoryview:
         """The bytes of one tensor (row-major, little-endian). Raises KeyError."""
         start, end = self.specs[name].data_offsets
-        return self.data[start:end]
+        return self.buffer[self.data_start + start : self.data_start + end]
 
     def scale(self, pair: Pair) -> float:
         """By how much the product of the pair's factors counts."""

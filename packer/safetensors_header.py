@@ -65,10 +65,16 @@ class Tensors(Mapping[str, TensorSpec]):
     def __getitem__(self, name: str) -> TensorSpec:
         place = self.index[name]
         start, end = self.spans[place].tolist()
-        return TensorSpec(*self.kinds[int(self.kind[place])], (start, end))
+        dtype, shape = self.kinds[int(self.kind[place])]
+        return TensorSpec(dtype, shape, (start, end))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.index)
+
+    def as_dict(self) -> dict[str, TensorSpec]:
+        """All at once, for a file with few of them."""
+        rows = zip(self.index, self.kind.tolist(), *self.spans.T.tolist(), strict=True)
+        return {name: TensorSpec(*self.kinds[kind], (start, end)) for name, kind, start, end in rows}
 
     def __len__(self) -> int:
         return len(self.index)

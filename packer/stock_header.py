@@ -106,10 +106,12 @@ def _kinds(
         lengths = ends - starts
         if int(lengths.min()) < 0 or int(lengths.max()) > width:
             return None
+        width = -(-int(lengths.max()) // 8) * 8 if width == _MAX_SHAPE else width
         columns.append(np.where(np.arange(width) < lengths[:, None], _windows(text, starts, width), 0))
     keys = np.ascontiguousarray(np.concatenate(columns, axis=1).astype(np.uint8)).view(np.uint64)
     # wraps around, as a hash may; that equal hashes are equal texts is checked
-    _, places, kind = np.unique((keys * _MULTIPLIERS).sum(axis=1), return_index=True, return_inverse=True)
+    hashes = (keys * _MULTIPLIERS[: keys.shape[1]]).sum(axis=1)
+    _, places, kind = np.unique(hashes, return_index=True, return_inverse=True)
     if not (keys == keys[places[kind]]).all():
         return None
     kinds = []
