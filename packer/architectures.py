@@ -75,6 +75,10 @@ class Fields:
             raise InvalidRequest(f"config.json: {name} is {brief(value)}, not between {least} and {most}", field=name)
         return value
 
+    def either(self, name: str, other: str) -> str:
+        """``other`` where the config has only that one: what newer releases of transformers save it as."""
+        return other if self.has(other) and not self.has(name) else name
+
     def has(self, name: str) -> bool:
         return self._values.get(name) is not None
 
@@ -165,7 +169,8 @@ def _qwen3(fields: Fields) -> Layers:
 
 
 def _qwen3_moe(fields: Fields) -> Layers:
-    hidden, experts = fields.size("hidden_size"), fields.size("num_experts", most=MAX_EXPERTS)
+    hidden = fields.size("hidden_size")
+    experts = fields.size(fields.either("num_experts", "num_local_experts"), most=MAX_EXPERTS)
     attention = _attention(fields, kv_heads=None, head_dim=_split_heads(fields))
     dense = _mlp(_DENSE_MLP, hidden, fields.size("intermediate_size"))
     sparse = {
@@ -246,7 +251,7 @@ def _deepseek(fields: Fields) -> Layers:
     attention = _latent_attention(fields)
     hidden, inner = fields.size("hidden_size"), fields.size("moe_intermediate_size")
     dense = {**attention, **_mlp(_DENSE_MLP, hidden, fields.size("intermediate_size"))}
-    experts = fields.size("n_routed_experts", most=MAX_EXPERTS)
+    experts = fields.size(fields.either("n_routed_experts", "num_local_experts"), most=MAX_EXPERTS)
     sparse = {**attention, **_router(hidden, experts), **_experts(hidden, inner, experts)}
     shared = fields.size("n_shared_experts", 1, least=0)
     if shared:
@@ -258,7 +263,8 @@ def _deepseek(fields: Fields) -> Layers:
     ]
     if len(kinds) != layers:
         raise InvalidRequest(f"config.json: mlp_layer_types is for {len(kinds)} layers", field="mlp_layer_types")
-    mtp = fields.size("num_nextn_predict_layers", 0, least=0, most=_MAX_MTP_LAYERS)
+    further_layers = fields.either("num_nextn_predict_layers", "num_mtp_layers")
+    mtp = fields.size(further_layers, 0, least=0, most=_MAX_MTP_LAYERS)
     further = {"eh": ModuleShape(MTP_PATHS["eh"], 2 * hidden, hidden), **sparse}
     usual = tuple(sparse if kind == "sparse" else dense for kind in kinds)
     return Layers(usual + (further,) * mtp, mtp)

@@ -20,7 +20,13 @@ PER_EXPERT = ""
 STACKED = "stacked"
 BLOCKWISE = "stacked-by-block"
 OUTER = "outer"
-LAYOUTS = (PER_EXPERT, STACKED, BLOCKWISE, OUTER)
+# each in a person's words
+LAYOUTS = {
+    PER_EXPERT: "tensors of its own for each expert",
+    STACKED: "stacked, B's columns with the expert varying fastest (PEFT's and vLLM's order)",
+    BLOCKWISE: "stacked, B's columns in blocks of one expert",
+    OUTER: "three dimensions, experts first",
+}
 OUTER_NAMES = {"experts.gate": "w1", "experts.up": "w3", "experts.down": "w2"}
 # the modules that a stacked adapter can hold
 FUSED = ("experts.gate_up", "experts.down")

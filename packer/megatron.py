@@ -102,21 +102,47 @@ def is_sharded(folder: Path) -> bool:
     return (folder / NAME).is_file()
 
 
-def pack_megatron(folder: Path, shape: BaseShape, out: Sink, *, progress: Progress | None = None) -> ArtifactFacts:
-    """Write the revision file of the shards in ``folder``, as ``pack_peft`` does. Raises InvalidRequest or Unfit."""
+class ShardedAdapter(NamedTuple):
+    """Shards, opened and fitted together: what they say of themselves, and whole tensors by name."""
+
+    adapter: Adapter
+    wholes: dict[str, _Whole]
+    shards: list[_Shard]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all the files."""
+        return sum(shard.data.nbytes for shard in self.shards)
+
+
+def open_shards(folder: Path) -> ShardedAdapter:
+    """Read all headers of a folder of shards. Raises InvalidRequest or Unfit that name the tensor or the field."""
     groups = Groups.parse(read_bounded(confined(folder, NAME), 1 << 16))
     raw = read_bounded(confined(folder, adapter_config.NAME), adapter_config.MAX_CONFIG_BYTES)
     config = AdapterConfig.parse(raw)
     shards = list(_shards(folder, groups))
-    wholes = {name: _whole(name, parts, groups, shards) for name, parts in _parts(shards).items()}
     dtype = _dtype(shards)
+    wholes = {name: _whole(name, parts, groups, shards) for name, parts in _parts(shards).items()}
     if not wholes:
         raise InvalidRequest("the shards hold no tensors", field=NAME)
     if layout_of(wholes) != PER_EXPERT:
         raise Unfit("the shards hold stacked experts: each expert's tensors are read, by its number", field=NAME)
     specs = {name: TensorSpec(dtype, whole.shape, (0, 0)) for name, whole in wholes.items()}
-    accounted = account(Adapter(config, Tensors.of(specs), {}, PEFT_PREFIX, dtype, "the shards"), shape)
-    plan = CopyPlan([_runs(accounted, wholes, shards, ITEM_BYTES[dtype])])
+    return ShardedAdapter(Adapter(config, Tensors.of(specs), {}, PEFT_PREFIX, dtype, "the shards"), wholes, shards)
+
+
+def pack_megatron(folder: Path, shape: BaseShape, out: Sink, *, progress: Progress | None = None) -> ArtifactFacts:
+    """Write the revision file of the shards in ``folder``, as ``pack_peft`` does. Raises InvalidRequest or Unfit."""
+    return pack_shards(open_shards(folder), shape, out, progress=progress)
+
+
+def pack_shards(
+    source: ShardedAdapter, shape: BaseShape, out: Sink, *, progress: Progress | None = None
+) -> ArtifactFacts:
+    """``pack_megatron`` for a folder that ``open_shards`` has read."""
+    accounted = account(source.adapter, shape)
+    dtype = source.adapter.dtype
+    plan = CopyPlan([_runs(accounted, source.wholes, source.shards, ITEM_BYTES[dtype])])
     return write_revision(accounted.content, plan, dtype, out, progress)
 
 

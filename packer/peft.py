@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from catalog.names import shown
-from packer import accounting, adapter_config
-from packer.accounting import Account, Adapter
+from packer import adapter_config
+from packer.accounting import Account, Adapter, account
 from packer.adapter_config import AdapterConfig
 from packer.copying import DTYPES, Progress, Sink
 from packer.folder import confined, map_file, read_bounded
@@ -88,18 +88,14 @@ def pack_peft(folder: Path, shape: BaseShape, out: Sink, *, progress: Progress |
 
 def pack_opened(source: PeftFolder, shape: BaseShape, out: Sink, *, progress: Progress | None = None) -> ArtifactFacts:
     """``pack_peft`` for a folder that ``open_peft`` has read."""
-    accounted = account(source, shape)
+    accounted = account(adapter_of(source), shape)
     return write_revision(accounted.content, _plan(source, accounted), source.dtype, out, progress)
 
 
-def account(source: PeftFolder, shape: BaseShape) -> Account:
-    """What the folder holds, once every tensor that its configuration asks for is there, and no other.
-
-    Raises InvalidRequest or Unfit that name the tensor or the field.
-    """
+def adapter_of(source: PeftFolder) -> Adapter:
+    """The folder as it is accounted for. Raises InvalidRequest for dtypes that are not read."""
     header = source.header
-    adapter = Adapter(source.config, header.tensors, header.metadata, source.prefix, source.dtype, TENSORS_NAME)
-    return accounting.account(adapter, shape)
+    return Adapter(source.config, header.tensors, header.metadata, source.prefix, source.dtype, TENSORS_NAME)
 
 
 def _plan(source: PeftFolder, accounted: Account) -> CopyPlan:

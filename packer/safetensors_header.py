@@ -74,7 +74,8 @@ class Tensors(Mapping[str, TensorSpec]):
     def as_dict(self) -> dict[str, TensorSpec]:
         """All at once, for a file with few of them."""
         rows = zip(self.index, self.kind.tolist(), *self.spans.T.tolist(), strict=True)
-        return {name: TensorSpec(*self.kinds[kind], (start, end)) for name, kind, start, end in rows}
+        kinds = self.kinds
+        return {name: TensorSpec(kinds[kind][0], kinds[kind][1], (start, end)) for name, kind, start, end in rows}
 
     def __len__(self) -> int:
         return len(self.index)

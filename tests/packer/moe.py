@@ -20,7 +20,8 @@ _COMMON: dict[str, Any] = {
 }  # fmt: skip
 _LATENT: dict[str, Any] = {
     **_COMMON, "moe_intermediate_size": 12, "n_routed_experts": 4, "n_shared_experts": 2, "kv_lora_rank": 8,
-    "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 10, "first_k_dense_replace": 1, "num_key_value_heads": 4,
+    "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 10, "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
 }  # fmt: skip
 # by the name that people know the model by; the sizes that matter are all different
 CONFIGS: dict[str, dict[str, Any]] = {
