@@ -77,6 +77,9 @@ def _gathered(plan: CopyPlan, dtype: str, stored: str) -> Iterator[tuple[Bytes, 
         plan.fill(start, block)
         return block, _checked(block, dtype, stored, lambda position: plan.name_at(start + position))
 
+    if len(free) == 1:
+        yield gather(0, free[0])
+        return
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="gather") as pool:
         while True:
             while free and (start := next(starts, None)) is not None:

@@ -44,7 +44,8 @@ def read_bounded(path: Path, most: int) -> bytes:
     """A small file's bytes. Raises InvalidRequest past ``most`` bytes, ArtifactUnavailable if it can't be read."""
     try:
         with path.open("rb") as file:
-            raw = file.read(most + 1)
+            # a buffer of what is there, not of what might be
+            raw = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
         raise ArtifactUnavailable(f"cannot read {path}: {error.strerror}") from error
     if len(raw) > most:
