@@ -21,11 +21,14 @@ class FreshMemory:
             # a system without them gives small pages, which are slower and no less right
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(self._map, np.uint8)
+        self._capacity = capacity
         self.size = 0
 
     def write(self, data: Any, /) -> None:
         """Raises ValueError past the capacity."""
         given = np.frombuffer(data, np.uint8)
+        if self.size + given.size > self._capacity:
+            raise ValueError(f"{self.size + given.size} bytes are more than the capacity of {self._capacity}")
         self._bytes[self.size : self.size + given.size] = given
         self.size += given.size
 

@@ -10,13 +10,15 @@ from typing import Annotated
 import msgspec
 import typer
 
+from packer import inspect as inspection
 from packer.folder import read_bounded
-from packer.peft import pack_peft
+from packer.formats import pack_adapter
 from packer.revision import RevisionFile
 from packer.shape import MAX_CONFIG_BYTES, BaseShape
 from packer.unpack import write_peft
 from wire.outcomes import InvalidRequest, RoostError
 
+from .inspection import show_inspection
 from .output import size_of, tell, tell_json
 from .progress import byte_progress
 from .session import AsJson
@@ -29,17 +31,30 @@ def register(app: typer.Typer) -> None:
 
 
 def pack(
-    folder: Annotated[Path, typer.Argument(help="A PEFT folder.")],
-    base_config: Annotated[Path, typer.Option(metavar="FILE", help="config.json of the base it was trained on.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The revision file to write.")],
+    adapter: Annotated[Path, typer.Argument(help="A PEFT folder, Megatron shards, or (to inspect) a revision file.")],
+    base_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="config.json of the base it was trained on.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The revision file to write.")
+    ] = None,
+    look: Annotated[
+        bool, typer.Option("--inspect", help="Write nothing: say what the adapter is, and whether it fits the base.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Pack a PEFT adapter into a revision file: the same bytes in serving order, exactly reversible."""
-    shape = BaseShape.from_config(read_bounded(base_config, MAX_CONFIG_BYTES))
+    """Pack an adapter into a revision file: the same bytes in serving order, exactly reversible."""
+    shape = BaseShape.from_config(read_bounded(base_config, MAX_CONFIG_BYTES)) if base_config else None
+    if look:
+        show_inspection(adapter.name, inspection.inspect(adapter, shape), as_json=as_json)
+        return
+    if shape is None or output is None:
+        missing = "--base-config" if shape is None else "--output"
+        raise InvalidRequest(f"packing needs {missing}", field=missing.strip("-"))
     part = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         with byte_progress("Packing") as progress, part.open("wb") as out:
-            facts = pack_peft(folder, shape, out, progress=progress)
+            facts = pack_adapter(adapter, shape, out, progress=progress)
         part.replace(output)
     except OSError as error:
         if isinstance(error, RoostError):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from catalog.names import check_policy
-from packer.peft import pack_peft
+from packer.formats import pack_adapter
 from packer.shape import BaseShape
 from wire.outcomes import NotFound
 
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 def publish(
     context: typer.Context,
     policy: Annotated[str, typer.Argument(metavar="TENANT/NAME")],
-    folder: Annotated[Path, typer.Argument(help="A PEFT folder: adapter_config.json, adapter_model.safetensors.")],
+    folder: Annotated[Path, typer.Argument(help="A PEFT folder, or Megatron shards.")],
     create_over: Annotated[
         str, typer.Option(metavar="BASE", help="Create the policy over this base if it is new.")
     ] = "",
@@ -47,7 +47,7 @@ def publish(
     with tempfile.TemporaryDirectory(prefix="roost-publish-") as scratch:
         file = Path(scratch) / "revision.safetensors"
         with byte_progress("Packing") as progress, file.open("wb") as out:
-            facts = pack_peft(folder, shape, out, progress=progress)
+            facts = pack_adapter(folder, shape, out, progress=progress)
         _upload(client, file, facts.digest)
     body = {
         "digest": facts.digest,

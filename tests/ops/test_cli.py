@@ -329,6 +329,18 @@ def test_what_was_packed_comes_back_bit_for_bit(roost: Roost, adapter: Path, tmp
     assert told["rank"] == told["manifest"]["rank"]
 
 
+def test_an_adapter_is_explained_before_it_is_packed(roost: Roost, adapter: Path, tmp_path: Path) -> None:
+    folder, config = str(adapter / "adapter"), str(adapter / "base/config.json")
+    told = roost("pack", folder, "--inspect", "--base-config", config, cwd=tmp_path).stdout
+    assert "PEFT folder" in told
+    assert "Would be taken" in told
+    assert json.loads(roost("pack", folder, "--inspect", "--json", cwd=tmp_path).stdout)["refusal"] == ""
+    (tmp_path / "broken").mkdir()
+    assert "Would be refused" in roost("pack", "broken", "--inspect", cwd=tmp_path).stdout
+    assert "packing needs --base-config" in roost("pack", folder, cwd=tmp_path).stderr
+    assert "packing needs --output" in roost("pack", folder, "--base-config", config, cwd=tmp_path).stderr
+
+
 def test_status_as_json_tells_processes_and_fleet(roost: Roost, tmp_path: Path) -> None:
     fleet = {"gateway": "gateway", "catalog": {"position": 4}, "nodes": []}
     with stub_gateway({"GET /roost/v1/status": (200, fleet)}) as gateway:
