@@ -32,7 +32,6 @@ QWEN3_30B_A3B = {
     "moe_intermediate_size": 768, "num_experts": 128, "num_attention_heads": 32, "num_key_value_heads": 4,
     "head_dim": 128, "num_hidden_layers": 48,
 }  # fmt: skip
-_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _LEFT_OUT = ("router", "experts.gate_up")
 _RANK = 1
 
@@ -86,7 +85,8 @@ def write_adapter(folder: Path, shape: BaseShape, seed: int) -> None:
     with (folder / TENSORS_NAME).open("wb") as out:
         out.write(encode_header(tensors, {"format": "pt"}))
         out.write((numbers.view(np.uint32) >> 16).astype(np.uint16).data)
-    config = {"peft_type": "LORA", "r": _RANK, "lora_alpha": 2, "target_modules": _TARGETS}
+    targets = {module.path.rpartition(".")[2] for place, module in shape.places() if place.module not in _LEFT_OUT}
+    config = {"peft_type": "LORA", "r": _RANK, "lora_alpha": 2, "target_modules": sorted(targets)}
     (folder / "adapter_config.json").write_bytes(msgspec.json.encode(config))
 
 

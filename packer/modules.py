@@ -10,6 +10,7 @@ alternating as ``ModuleShape.interleaved`` says. Every other module has a two-di
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 # our name: path inside a layer, with {} for an expert's number. The order is the order inside a revision file.
@@ -96,6 +97,8 @@ def tensor_name(place: Place, factor: str) -> str:
     return f"{place}.{factor}"
 
 
+# the same names come with every revision of a base
+@lru_cache(1 << 14)
 def parse_tensor_name(name: str) -> tuple[Place, str] | None:
     """(place, factor) of a revision file's tensor; None for a name that is none."""
     match = _TENSOR_RE.fullmatch(name) if len(name) <= 96 else None
