@@ -17,20 +17,25 @@ from wire.outcomes import InvalidRequest, Unfit
 
 NAME = "adapter_config.json"
 MAX_CONFIG_BYTES = 4 << 20
+EXPERT_ORDERS = ("fastest", "block")
 _ALL_LINEAR = "all-linear"
 # where PEFT finds a layer's number if layers_pattern doesn't say
 _LAYER_RE = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
 
+# a name no part of which could be an expert's or a layer's number
+_NUMBERLESS_RE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
 # what only says where an adapter came from, or how it was trained or initialised
 _INFORMATIONAL = frozenset({
-    "task_type", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "auto_mapping",
+    "task_type", "base_model_name_or_path", "revision", "inference_mode", "auto_mapping",
     "lora_dropout", "megatron_core", "qalora_group_size", "runtime_config", "eva_config", "ensure_weight_tying",
 })  # fmt: skip
 # initialisations that leave the base's weights as they are
 _HARMLESS_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
 _COMPUTING = frozenset({
-    "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules",
-    "exclude_modules", "layers_to_transform", "layers_pattern", "bias", "init_lora_weights",
+    "peft_type", "peft_version", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules",
+    "target_parameters", "expert_order", "exclude_modules", "layers_to_transform", "layers_pattern", "bias",
+    "init_lora_weights",
 })  # fmt: skip
 # field: why an adapter that uses it is refused
 _UNSUPPORTED = {
@@ -44,7 +49,6 @@ _UNSUPPORTED = {
     "loftq_config": "LoftQ changes the base's weights",
     "corda_config": "CorDA changes the base's weights",
     "lora_ga_config": "LoRA-GA changes the base's weights",
-    "target_parameters": "adapted parameters (expert layouts) are not read",
     "alora_invocation_tokens": "activated LoRA is not served",
     "use_qalora": "QALoRA is not served",
     "use_bdlora": "block-diagonal LoRA is not served",
@@ -59,7 +63,9 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an adapter's configuration says about its computation.
 
     ``targets`` is a list of names, or one regular expression, or "all-linear". Pattern order matters: the first
-    match counts. ``base_model`` and ``task`` are informational.
+    match counts. ``parameters`` are PEFT's target_parameters. ``expert_order`` is a field of ours, which PEFT's own
+    files need not have: how the columns of a stacked B run ("fastest" or "block", empty if nothing is said).
+    ``base_model`` and ``task`` are informational.
     """
 
     rank: int
@@ -68,6 +74,9 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     rank_pattern: dict[str, int]
     alpha_pattern: dict[str, int | float]
     targets: tuple[str, ...] | str
+    parameters: tuple[str, ...]
+    expert_order: str
+    peft_version: str
     exclude: tuple[str, ...] | str
     layers: tuple[int, ...] | None
     layers_pattern: tuple[str, ...]
@@ -82,8 +91,14 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
         fields = parse_object(raw, NAME)
         _refuse_unsupported(fields)
         targets = _names(fields, "target_modules")
-        if not targets:
+        parameters = _names(fields, "target_parameters")
+        if isinstance(parameters, str):
+            raise InvalidRequest(f"{NAME}: target_parameters is text, not a list of names", field="target_parameters")
+        if not targets and not parameters:
             raise InvalidRequest(f"{NAME}: target_modules names no module", field="target_modules")
+        order = _text(fields, "expert_order")
+        if order not in ("", *EXPERT_ORDERS):
+            raise InvalidRequest(f"{NAME}: expert_order is {shown(order)}, not fastest or block", field="expert_order")
         layers = _layers(fields.get("layers_to_transform"))
         if isinstance(targets, str) and layers is not None:
             raise InvalidRequest(
@@ -98,6 +113,9 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
             rank_pattern={key: _rank(value, "rank_pattern") for key, value in _map(fields, "rank_pattern").items()},
             alpha_pattern={key: _alpha(value, "alpha_pattern") for key, value in _map(fields, "alpha_pattern").items()},
             targets=targets,
+            parameters=parameters,
+            expert_order=order,
+            peft_version=_text(fields, "peft_version"),
             exclude=_names(fields, "exclude_modules"),
             layers=layers,
             layers_pattern=(layers_pattern,)
@@ -122,6 +140,18 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
             in_full = set(self.targets) & chosen
             chosen = in_full | self._in_layers([name for name in names if name in chosen])
         return [name for name in names if name in chosen and name not in excluded]
+
+    def adapts_parameter(self, name: str) -> bool:
+        """Whether PEFT adapts the parameter of that full name: it, or a suffix of it, is in target_parameters."""
+        return name in self.parameters or name.endswith(tuple(f".{parameter}" for parameter in self.parameters))
+
+    @property
+    def alike(self) -> bool:
+        """Whether all experts of a layer share one fate, because nothing here could tell their numbers apart."""
+        words = [*self.rank_pattern, *self.alpha_pattern, *self.layers_pattern, *self.exclude]
+        words += () if isinstance(self.targets, str) else self.targets
+        by_name = not isinstance(self.targets, str) or self.targets.lower() == _ALL_LINEAR
+        return by_name and not self.layers_pattern and all(_NUMBERLESS_RE.fullmatch(word) for word in words)
 
     def ranks_and_alphas(self, names: Sequence[str]) -> list[tuple[int, int | float]]:
         """(rank, alpha) of each module in ``names``, by PEFT's rule: the first pattern that is a suffix counts."""
@@ -157,6 +187,8 @@ def _matching(wanted: tuple[str, ...] | str, names: Sequence[str], field: str) -
 def _first_matching(
     patterns: dict[str, Any], names: Sequence[str], default: int | float, field: str
 ) -> list[int | float]:
+    if not patterns:
+        return [default] * len(names)
     answers = match_all(tuple(patterns), names, field, wrap=r"(.*\.)?({})$")
     values = tuple(patterns.values())
     return [

@@ -1,25 +1,28 @@
-"""Moves tensors' bytes by plan: gathered into blocks, checked, hashed and written on the way, in bounded memory.
-
-A plan is a list of byte ranges of the source in the order of the destination; no object exists for a tensor.
-"""
+"""Moves tensors' bytes by plan: gathered into blocks, checked, hashed and written on the way, in bounded memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from packer.plan import Bytes, CopyPlan
 from packer.scaling import widen
 from wire.outcomes import InvalidRequest
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20
+_WORKERS = 2
+_BLOCKS_AHEAD = 4
 DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 
-Bytes = npt.NDArray[np.uint8]
+# the bits of an infinity
+_INFINITY = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
+
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
@@ -28,43 +31,6 @@ class Sink(Protocol):
     """What takes a file's bytes, in order."""
 
     def write(self, data: Any, /) -> object: ...
-
-
-class CopyPlan:
-    """Ranges of ``source`` (offsets and lengths in bytes), which follow each other in the destination.
-
-    ``names`` says which tensor each range is, for error messages.
-    """
-
-    def __init__(self, source: Bytes, offsets: Sequence[int], lengths: Sequence[int], names: Sequence[str]) -> None:
-        self.source = source
-        self.offsets = offsets
-        self.lengths = lengths
-        self.names = names
-        self.ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
-        self.total = int(self.ends[-1]) if len(lengths) else 0
-
-    def name_at(self, position: int) -> str:
-        """The tensor that holds the destination's byte ``position``."""
-        return self.names[int(np.searchsorted(self.ends, position, side="right"))]
-
-    def blocks(self) -> Iterator[Bytes]:
-        """The destination's bytes, block by block; every block is fresh memory of at most BLOCK_BYTES."""
-        block = np.empty(min(BLOCK_BYTES, self.total), dtype=np.uint8)
-        filled = 0
-        left = self.total
-        for offset, length in zip(self.offsets, self.lengths, strict=True):
-            done = 0
-            while done < length:
-                step = min(length - done, block.size - filled)
-                block[filled : filled + step] = self.source[offset + done : offset + done + step]
-                done += step
-                filled += step
-                if filled == block.size:
-                    left -= filled
-                    yield block
-                    block = np.empty(min(BLOCK_BYTES, left), dtype=np.uint8)
-                    filled = 0
 
 
 class HashingSink:
@@ -87,27 +53,51 @@ class HashingSink:
 def copy(plan: CopyPlan, dtype: str, stored: str, out: Sink, progress: Progress | None = None) -> None:
     """Write the planned tensors of ``dtype`` to ``out`` as ``stored``: the same, or F16 kept as F32 and back.
 
-    The next block is gathered while this one is checked and written. Raises InvalidRequest naming the tensor that
-    holds a value that is not finite, or that F16 can't hold.
+    The next blocks are gathered and checked while this one is written; ``out`` must not keep what it is given. Raises
+    InvalidRequest naming the tensor that holds a value that is not finite, or that F16 can't hold.
     """
-    blocks = plan.blocks()
     done = 0
-    with ThreadPoolExecutor(1, thread_name_prefix="gather") as pool:
-        coming = pool.submit(next, blocks, None)
-        while (block := coming.result()) is not None:
-            coming = pool.submit(next, blocks, None)
+    for block, values in _gathered(plan, dtype, stored):
+        out.write(values.view(np.uint8).data)
+        done += block.size
+        if progress is not None:
+            progress(done, plan.total)
 
-            def name_at(position: int, done: int = done) -> str:
-                return plan.name_at(done + position)
 
-            values = block.view(DTYPES[dtype])
-            check_finite(values, dtype, name_at)
-            if stored != dtype:
-                values = widen(values, dtype) if stored == "F32" else narrow(values, stored, name_at)
-            out.write(values.view(np.uint8).data)
-            done += block.size
-            if progress is not None:
-                progress(done, plan.total)
+def _gathered(plan: CopyPlan, dtype: str, stored: str) -> Iterator[tuple[Bytes, npt.NDArray[Any]]]:
+    """The plan's blocks in order, with their values as ``stored``. A block's memory is used again once it was taken."""
+    grain = np.lcm(plan.grain, 4)
+    size = BLOCK_BYTES // int(grain) * int(grain) or BLOCK_BYTES
+    starts = iter(range(0, plan.total, size))
+    free = [np.empty(min(size, plan.total), np.uint8) for _ in range(min(_BLOCKS_AHEAD + 1, -(-plan.total // size)))]
+    coming: deque[Future[tuple[Bytes, npt.NDArray[Any]]]] = deque()
+
+    def gather(start: int, block: Bytes) -> tuple[Bytes, npt.NDArray[Any]]:
+        block = block[: plan.total - start]
+        plan.fill(start, block)
+        return block, _checked(block, dtype, stored, lambda position: plan.name_at(start + position))
+
+    if len(free) == 1:
+        yield gather(0, free[0])
+        return
+    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="gather") as pool:
+        while True:
+            while free and (start := next(starts, None)) is not None:
+                coming.append(pool.submit(gather, start, free.pop()))
+            if not coming:
+                return
+            block, values = coming.popleft().result()
+            yield block, values
+            free.append(block if block.base is None else block.base)
+
+
+def _checked(block: Bytes, dtype: str, stored: str, name_at: Callable[[int], str]) -> npt.NDArray[Any]:
+    """The block's values as ``stored``, all of them finite."""
+    values = block.view(DTYPES[dtype])
+    check_finite(values, dtype, name_at)
+    if stored == dtype:
+        return values
+    return widen(values, dtype) if stored == "F32" else narrow(values, stored, name_at)
 
 
 def narrow(values: npt.NDArray[np.float32], dtype: str, name_at: Callable[[int], str]) -> npt.NDArray[Any]:
@@ -125,15 +115,13 @@ def narrow(values: npt.NDArray[np.float32], dtype: str, name_at: Callable[[int],
 
 def check_finite(values: npt.NDArray[Any], dtype: str, name_at: Callable[[int], str]) -> None:
     """Raises InvalidRequest if a value (BF16 is given as uint16) is not finite; ``name_at`` names a byte's tensor."""
-    if dtype == "BF16":
-        # without the sign bit, everything from 0x7F80 on is an infinity or no number
-        worst = np.left_shift(values, np.uint16(1))
-        if not worst.size or int(worst.max()) < 0xFF00:
-            return
-        bad = worst >= np.uint16(0xFF00)
-    else:
-        bad = ~np.isfinite(values)
-        if not bad.any():
-            return
+    item = values.itemsize
+    # as integers, infinities and what is no number are the largest, of the positive as of the negative ones
+    infinity = _INFINITY[dtype]
+    signed, unsigned = values.view(f"<i{item}"), values.view(f"<u{item}")
+    negative = infinity | 1 << 8 * item - 1
+    if not values.size or (int(signed.max()) < infinity and int(unsigned.max()) < negative):
+        return
+    bad = (signed >= infinity) | (unsigned >= negative)
     name = name_at(int(bad.argmax()) * values.itemsize)
     raise InvalidRequest(f"tensor {name} holds a value that is not finite (NaN or infinite)", field=name)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from wire.outcomes import ArtifactUnavailable, InvalidRequest, StorageFull
 
+_AT_ONCE_BYTES = 1 << 30
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -43,7 +44,8 @@ def read_bounded(path: Path, most: int) -> bytes:
     """A small file's bytes. Raises InvalidRequest past ``most`` bytes, ArtifactUnavailable if it can't be read."""
     try:
         with path.open("rb") as file:
-            raw = file.read(most + 1)
+            # a buffer of what is there, not of what might be
+            raw = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
         raise ArtifactUnavailable(f"cannot read {path}: {error.strerror}") from error
     if len(raw) > most:
@@ -51,13 +53,19 @@ def read_bounded(path: Path, most: int) -> bytes:
     return raw
 
 
-def map_file(path: Path) -> memoryview:
-    """A file's bytes, mapped read-only for as long as a view lives. Raises InvalidRequest, ArtifactUnavailable."""
+def map_file(path: Path, *, whole: bool = False) -> memoryview:
+    """A file's bytes, mapped read-only for as long as a view lives. Raises InvalidRequest, ArtifactUnavailable.
+
+    ``whole`` says that all of it is about to be read: a file of moderate size is then mapped in one go, which costs a
+    fraction of a fault a page.
+    """
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:
                 raise InvalidRequest(f"{path.name} is empty", field=path.name)
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            at_once = mmap.MAP_POPULATE if whole and size <= _AT_ONCE_BYTES else 0
+            return memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | at_once, prot=mmap.PROT_READ))
     except OSError as error:
         raise ArtifactUnavailable(f"cannot read {path}: {error.strerror}") from error
 

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from packer.adapter_config import AdapterConfig
-from packer.modules import MODULE_OF_PATH, ORDER, PATHS, Place
-from packer.peft import PeftFolder, account, open_peft, pack_opened, peft_name
+from packer.accounting import Adapter, account
+from packer.implied import shape_of_pairs, shape_of_tensors
+from packer.layouts import LAYOUTS
+from packer.megatron import is_sharded, open_shards, pack_shards
+from packer.modules import ORDER
+from packer.peft import adapter_of, open_peft, pack_opened
 from packer.revision import Content, Pair, RevisionFile, check_fit
 from packer.safetensors_header import TensorSpec
 from packer.scaling import scale
-from packer.shape import BaseShape, ModuleShape
+from packer.shape import BaseShape
 from wire.events import ArtifactFacts
 from wire.outcomes import RoostError
 
 PEFT = "PEFT folder"
 REVISION = "revision file"
-_IMPLIED = "as the adapter implies"
+MEGATRON = "Megatron shards"
 
 
 class ModuleSummary(msgspec.Struct, frozen=True):
-    """One kind of module with one rank and alpha: the layers it acts in ("0-27, 30"), dimensions, scale, parameters."""
+    """One kind of module with one rank and alpha: the layers it acts in ("0-27, 30"), dimensions, scale, parameters.
+
+    ``experts`` is how many there are in each layer, 0 for a module that is no stack; ``shared`` the factor (A, B or
+    AB) that is one for all of them.
+    """
 
     module: str
     layers: str
@@ -34,13 +41,15 @@ class ModuleSummary(msgspec.Struct, frozen=True):
     alpha: int | float
     scale: float
     parameters: int
+    experts: int = 0
+    shared: str = ""
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """``refusal`` says why the adapter would not be taken, empty if it would be; then ``facts`` are known.
 
     ``compared`` names the architecture that it was checked against: empty without a base, when only what the adapter
-    says of itself was checked.
+    says of itself was checked. ``layout`` says how the adapter's files lay out its experts, empty if it has none.
     """
 
     kind: str
@@ -51,6 +60,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[ModuleSummary, ...] = ()
     trained_on: str = ""
     task: str = ""
+    layout: str = ""
     dtypes: tuple[str, ...] = ()
     tensors: int = 0
     bytes: int = 0
@@ -58,10 +68,11 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 def inspect(path: Path, shape: BaseShape | None = None) -> Inspection:
     """Look at all of an adapter, its values included. A bad one is described, not raised."""
-    kind = PEFT if path.is_dir() else REVISION
+    kind = (MEGATRON if is_sharded(path) else PEFT) if path.is_dir() else REVISION
     compared = shape.architecture if shape else ""
+    look = {MEGATRON: _inspect_shards, PEFT: _inspect_peft, REVISION: _inspect_revision}[kind]
     try:
-        return _inspect_peft(open_peft(path), shape) if kind == PEFT else _inspect_revision(path, shape)
+        return look(path, shape)
     except RoostError as error:
         return Inspection(kind=kind, refusal=error.message, compared=compared)
 
@@ -71,21 +82,40 @@ def _inspect_revision(path: Path, shape: BaseShape | None) -> Inspection:
     summary = _summary(REVISION, file.specs.values(), file.buffer.nbytes, shape)
     described = _described(file.content)
     try:
-        check_fit(file, shape or _implied_shape(file.pairs))
+        check_fit(file, shape or shape_of_pairs(file.pairs, file.manifest))
     except RoostError as error:
         return Inspection(**summary, **described, refusal=error.message)
     return Inspection(**summary, **described, facts=file.facts())
 
 
-def _inspect_peft(source: PeftFolder, shape: BaseShape | None) -> Inspection:
-    config: AdapterConfig = source.config
-    summary = _summary(PEFT, source.header.tensors.values(), source.file.nbytes, shape)
-    summary.update(trained_on=config.base_model, task=config.task)
-    against = shape or _implied_shape(_peft_pairs(source))
+def _inspect_peft(path: Path, shape: BaseShape | None) -> Inspection:
+    source = open_peft(path)
+    summary = _summary(PEFT, source.header.tensors.as_dict().values(), source.file.nbytes, shape)
+    return _inspect_adapter(
+        summary, adapter_of(source), shape, lambda against: pack_opened(source, against, _Nowhere())
+    )
+
+
+def _inspect_shards(path: Path, shape: BaseShape | None) -> Inspection:
+    source = open_shards(path)
+    summary = _summary(MEGATRON, source.adapter.tensors.as_dict().values(), source.size, shape)
+    return _inspect_adapter(summary, source.adapter, shape, lambda against: pack_shards(source, against, _Nowhere()))
+
+
+def _inspect_adapter(
+    summary: dict[str, Any], adapter: Adapter, shape: BaseShape | None, pack: Callable[[BaseShape], ArtifactFacts]
+) -> Inspection:
+    """What an adapter that is not packed yet would be as a revision; ``pack`` packs it."""
+    config = adapter.config
+    summary.update(
+        trained_on=config.base_model,
+        task=config.task,
+    )
+    against = shape or shape_of_tensors(config, adapter.tensors.as_dict(), adapter.prefix)
     described: dict[str, Any] = {}
     try:
-        described = _described(account(source, against))
-        facts = pack_opened(source, against, _Nowhere())
+        described = _described(account(adapter, against).content)
+        facts = pack(against)
     except RoostError as error:
         return Inspection(**summary, **described, refusal=error.message)
     return Inspection(**summary, **described, facts=facts)
@@ -113,10 +143,11 @@ def _described(content: Content) -> dict[str, Any]:
     rslora = content.manifest.rslora
     alike: dict[tuple[Any, ...], list[Pair]] = {}
     for pair in content.pairs:
-        key = (ORDER[pair.place.module], pair.inputs, pair.outputs, pair.rank, pair.alpha)
+        key = (ORDER[pair.place.module], pair.inputs, pair.outputs, pair.rank, pair.alpha, pair.experts)
         alike.setdefault(key, []).append(pair)
     modules = tuple(_module_summary(pairs, rslora) for _, pairs in sorted(alike.items()))
-    return {"rslora": rslora, "modules": modules}
+    stacks = any(pair.place.expert for pair in content.pairs)
+    return {"rslora": rslora, "modules": modules, "layout": LAYOUTS[content.manifest.layout] if stacks else ""}
 
 
 def _module_summary(pairs: Sequence[Pair], rslora: bool) -> ModuleSummary:
@@ -130,6 +161,8 @@ def _module_summary(pairs: Sequence[Pair], rslora: bool) -> ModuleSummary:
         alpha=first.alpha,
         scale=scale(first.alpha, first.rank, rslora=rslora),
         parameters=sum(sum(pair.elements) for pair in pairs),
+        experts=max(first.experts),
+        shared="".join(factor for factor, count in zip("AB", first.experts, strict=True) if count < max(first.experts)),
     )
 
 
@@ -142,31 +175,3 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             spans.append([number, number])
     return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)
-
-
-def _peft_pairs(source: PeftFolder) -> list[Pair]:
-    """The pairs that the tensors' names and shapes show, by themselves."""
-    pairs = []
-    tensors = source.header.tensors
-    marker = ".lora_A.weight"
-    for name, spec in tensors.items():
-        layer, _, path = name.removeprefix(f"{source.prefix}layers.").removesuffix(marker).partition(".")
-        module = MODULE_OF_PATH.get(path)
-        if not name.endswith(marker) or module is None or not (layer.isascii() and layer.isdecimal()) or len(layer) > 4:
-            continue
-        place = Place(int(layer), module)
-        other = tensors.get(peft_name(place, path, "B", source.prefix))
-        if other is not None and len(spec.shape) == len(other.shape) == 2:
-            pairs.append(Pair(place, spec.shape[0], 1, spec.shape[1], other.shape[0]))
-    return pairs
-
-
-def _implied_shape(pairs: Sequence[Pair]) -> BaseShape:
-    """The smallest base that the pairs fit, for an adapter that is looked at without one."""
-    layers: list[dict[str, ModuleShape]] = [
-        {} for _ in range(max((pair.place.layer for pair in pairs), default=-1) + 1)
-    ]
-    for pair in sorted(pairs, key=lambda pair: pair.place.order):
-        module = pair.place.module
-        layers[pair.place.layer][module] = ModuleShape(PATHS[module], pair.inputs, pair.outputs)
-    return BaseShape(_IMPLIED, tuple(layers), ("model.embed_tokens", "lm_head"))

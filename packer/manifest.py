@@ -8,7 +8,8 @@ from typing import TypeVar
 import msgspec
 
 from catalog.names import shown
-from packer.modules import PEFT_PREFIXES, Place
+from packer.layouts import LAYOUTS, PER_EXPERT
+from packer.modules import EXPERT_PATHS, PATHS, PEFT_PREFIXES, Place, is_path
 from wire.outcomes import InvalidRequest
 
 METADATA_KEY = "roost"
@@ -24,7 +25,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     ``rank`` and ``alpha`` hold where ``ranks`` and ``alphas`` don't say otherwise. Their keys are a module ("q": the
     same in every layer that has it) or a place ("layers.3.q"). ``source`` is the dtype that the adapter came in where
-    the file keeps a wider one; ``prefix`` what its PEFT names began with where that is not the usual one.
+    the file keeps a wider one; ``prefix`` what its PEFT names began with where that is not the usual one; ``layout``
+    how its experts were laid out (``packer.layouts``); ``paths`` where the base keeps the modules that have unusual
+    names. The last three change nothing that is computed: they are what unpacking needs.
     """
 
     format: int = FORMAT
@@ -36,6 +39,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     targets: tuple[str, ...]
     source: str = ""
     prefix: str = ""
+    layout: str = PER_EXPERT
+    paths: dict[str, str] = {}
+
+    def path(self, module: str) -> str:
+        """Where the base that this was trained on keeps ``module`` inside a layer."""
+        return self.paths.get(module, PATHS[module])
 
     def encode(self) -> str:
         """The one text that stands for this manifest."""
@@ -66,6 +75,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             raise InvalidRequest(f"the revision came in the unknown dtype {shown(self.source)}", field="source")
         if self.prefix and self.prefix not in PEFT_PREFIXES[1:]:
             raise InvalidRequest(f"the revision's PEFT prefix {shown(self.prefix)} is not known", field="prefix")
+        if self.layout not in LAYOUTS:
+            raise InvalidRequest(f"the revision's layout {shown(self.layout)} is not known", field="layout")
+        if self.layout != PER_EXPERT and not EXPERT_PATHS.keys() & set(self.targets):
+            raise InvalidRequest("the revision names a layout of experts that it has not", field="layout")
+        for module, path in self.paths.items():
+            if module not in self.targets or module not in PATHS or path == PATHS[module] or not is_path(module, path):
+                raise InvalidRequest(f"the revision's path of {shown(module)} is none: {shown(path)}", field="paths")
 
 
 def is_alpha(value: int | float) -> bool:
@@ -90,4 +106,4 @@ def compress(values: Mapping[Place, Value], default: Value) -> dict[str, Value]:
 
 def value_at(place: Place, compressed: Mapping[str, Value], default: Value) -> Value:
     """The inverse of ``compress`` for one place."""
-    return compressed.get(str(place), compressed.get(place.module, default))
+    return compressed.get(str(place), compressed.get(place.module, default)) if compressed else default

@@ -1,12 +1,14 @@
 """The revision file: one safetensors file that a stock library reads, with one spelling for equal content.
 
-Tensors are named for the base's modules (``layers.3.q.A`` of shape (rank, in), ``layers.3.q.B`` of shape (out, rank)),
-in the order of the layers, so that a layer's bytes are one range. Their dtype is BF16 or F32 throughout. The manifest
+Tensors are named for the base's modules (``layers.3.q.A`` of shape (rank, in), ``layers.3.q.B`` of shape (out, rank),
+experts stacked as ``packer.modules`` says), in the order of the layers, so that a layer's bytes are one range. Their
+dtype is BF16 or F32 throughout. The manifest
 is in the metadata. The header's bytes follow from the content alone, and a reader refuses any others.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,10 +17,12 @@ import numpy as np
 from blake3 import blake3
 
 from catalog.names import shown
-from packer.copying import BLOCK_BYTES, DTYPES, CopyPlan, HashingSink, Progress, Sink, check_finite, copy, narrow
+from packer.copying import BLOCK_BYTES, DTYPES, HashingSink, Progress, Sink, check_finite, copy, narrow
 from packer.folder import map_file
+from packer.layouts import PER_EXPERT
 from packer.manifest import MAX_RANK, METADATA_KEY, Manifest, compress, value_at
-from packer.modules import ORDER, Place, parse_tensor_name, tensor_name
+from packer.modules import ORDER, PATHS, Place, parse_tensor_name, tensor_name
+from packer.plan import CopyPlan
 from packer.safetensors_header import ITEM_BYTES, TensorSpec, encode_header, parse_header
 from packer.scaling import scale
 from packer.shape import BaseShape
@@ -27,22 +31,34 @@ from wire.outcomes import InvalidRequest, Unfit
 
 WHAT = "revision file"
 ALIGN = 64
+_HALVES = ("gate", "up")
 DTYPE_NAMES = {"BF16": "bfloat16", "F32": "float32"}
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """The two factors of one adapted module: A is (rank, inputs), B is (outputs, rank)."""
+    """The two factors of one adapted module: A is (rank, inputs), B is (outputs, rank).
+
+    A stack of experts has ``experts`` of A and of B, 1 for a factor that all of them share; (0, 0) is no stack.
+    """
 
     place: Place
     rank: int
     alpha: int | float
     inputs: int
     outputs: int
+    experts: tuple[int, int] = (0, 0)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of A and B in a revision file."""
+        a, b = (self.rank, self.inputs), (self.outputs, self.rank)
+        return ((self.experts[0], *a), (self.experts[1], *b)) if self.place.expert else (a, b)
 
     @property
     def elements(self) -> tuple[int, int]:
         """How many numbers A and B hold."""
-        return self.rank * self.inputs, self.outputs * self.rank
+        a, b = self.shapes
+        return math.prod(a), math.prod(b)
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -58,9 +74,8 @@ class Content(msgspec.Struct, frozen=True):
         tensors = {}
         position = 0
         for pair in self.pairs:
-            shapes = ((pair.rank, pair.inputs), (pair.outputs, pair.rank))
-            for factor, shape, elements in zip("AB", shapes, pair.elements, strict=True):
-                end = position + elements * item
+            for factor, shape in zip("AB", pair.shapes, strict=True):
+                end = position + math.prod(shape) * item
                 tensors[tensor_name(pair.place, factor)] = TensorSpec(self.dtype, shape, (position, end))
                 position = end
         return encode_header(tensors, {METADATA_KEY: self.manifest.encode()}, ALIGN)
@@ -78,9 +93,20 @@ class Content(msgspec.Struct, frozen=True):
 
 
 def make_content(
-    pairs: Sequence[Pair], dtype: str, *, rank: int, alpha: int | float, rslora: bool, prefix: str = ""
+    pairs: Sequence[Pair],
+    dtype: str,
+    *,
+    rank: int,
+    alpha: int | float,
+    rslora: bool,
+    prefix: str = "",
+    layout: str = PER_EXPERT,
+    paths: Mapping[str, str] | None = None,
 ) -> Content:
-    """Order ``pairs`` and write down what differs from ``rank`` and ``alpha``. F16 is kept as F32, which is exact."""
+    """Order ``pairs`` and write down what differs from ``rank`` and ``alpha``. F16 is kept as F32, which is exact.
+
+    ``paths`` says where the base keeps the modules; what is unusual of it is written down too.
+    """
     ordered = tuple(sorted(pairs, key=lambda pair: pair.place.order))
     manifest = Manifest(
         rank=rank,
@@ -91,6 +117,8 @@ def make_content(
         targets=tuple(sorted({pair.place.module for pair in ordered}, key=ORDER.__getitem__)),
         source="F16" if dtype == "F16" else "",
         prefix=prefix,
+        layout=layout,
+        paths={module: path for module, path in (paths or {}).items() if path != PATHS[module]},
     )
     return Content(ordered, "F32" if dtype == "F16" else dtype, manifest)
 
@@ -122,11 +150,11 @@ class RevisionFile:
         if text is None:
             raise InvalidRequest(f"{WHAT}: its metadata has no {METADATA_KEY!r}: not a revision file", field=WHAT)
         self.manifest = Manifest.decode(text)
-        self.content = _read_content(header.tensors, self.manifest)
+        self.specs: Mapping[str, TensorSpec] = header.tensors.as_dict()
+        self.content = _read_content(self.specs, self.manifest)
         self.data_start = header.data_start
-        if self.buffer[: self.data_start] != self.content.header():
+        if bytes(self.buffer[: self.data_start]) != self.content.header():
             raise InvalidRequest(f"{WHAT}: its header is not spelt as a revision's is", field=WHAT)
-        self.specs: Mapping[str, TensorSpec] = header.tensors
 
     @classmethod
     def open(cls, path: Path) -> RevisionFile:
@@ -150,7 +178,7 @@ class RevisionFile:
     def tensor(self, name: str) -> memoryview:
         """The bytes of one tensor (row-major, little-endian). Raises KeyError."""
         start, end = self.specs[name].data_offsets
-        return self.data[start:end]
+        return self.buffer[self.data_start + start : self.data_start + end]
 
     def scale(self, pair: Pair) -> float:
         """By how much the product of the pair's factors counts."""
@@ -203,6 +231,12 @@ def check_pair(pair: Pair, shape: BaseShape) -> None:
             f"{module.inputs} -> {module.outputs}: the adapter is for another base",
             field=str(pair.place),
         )
+    if not {*pair.experts} <= ({1, module.experts} if module.experts else {0}):
+        raise Unfit(
+            f"{pair.place} is for {max(pair.experts)} experts, but the base has {module.experts}: the adapter is for "
+            "another base",
+            field=str(pair.place),
+        )
 
 
 def _read_content(tensors: Mapping[str, TensorSpec], manifest: Manifest) -> Content:
@@ -213,9 +247,12 @@ def _read_content(tensors: Mapping[str, TensorSpec], manifest: Manifest) -> Cont
         parsed = parse_tensor_name(name)
         if parsed is None:
             raise InvalidRequest(f"{WHAT}: {shown(name)} names no tensor of a revision", field=WHAT)
-        if len(spec.shape) != 2 or 0 in spec.shape:
-            raise InvalidRequest(f"{WHAT}: {name} has the shape {list(spec.shape)}, not two dimensions", field=name)
         place, factor = parsed
+        dimensions = 3 if place.expert else 2
+        if len(spec.shape) != dimensions or 0 in spec.shape:
+            raise InvalidRequest(
+                f"{WHAT}: {name} has the shape {list(spec.shape)}, not {dimensions} dimensions", field=name
+            )
         factors.setdefault(place, {})[factor] = spec.shape
     if not factors:
         raise InvalidRequest(f"{WHAT} holds no tensors", field=WHAT)
@@ -224,6 +261,9 @@ def _read_content(tensors: Mapping[str, TensorSpec], manifest: Manifest) -> Cont
     if len(dtypes) != 1 or not dtypes <= DTYPE_NAMES.keys():
         raise InvalidRequest(f"{WHAT}: its dtypes are {sorted(dtypes)}, not BF16 or F32 throughout", field=WHAT)
     pairs = [_read_pair(place, shapes, manifest) for place, shapes in factors.items()]
+    for place in factors:
+        if place.module == "experts.gate_up" and ({*factors} & {Place(place.layer, f"experts.{x}") for x in _HALVES}):
+            raise InvalidRequest(f"{WHAT}: {place} adapts gate and up a second time", field=str(place))
     return make_content(
         pairs,
         manifest.source or dtypes.pop(),
@@ -231,6 +271,8 @@ def _read_content(tensors: Mapping[str, TensorSpec], manifest: Manifest) -> Cont
         alpha=manifest.alpha,
         rslora=manifest.rslora,
         prefix=manifest.prefix,
+        layout=manifest.layout,
+        paths=manifest.paths,
     )
 
 
@@ -238,8 +280,10 @@ def _read_pair(place: Place, shapes: Mapping[str, tuple[int, ...]], manifest: Ma
     if len(shapes) != 2:
         missing = next(iter({"A", "B"} - shapes.keys()))
         raise InvalidRequest(f"{WHAT}: {tensor_name(place, missing)} is missing", field=tensor_name(place, missing))
-    (rank, inputs), (outputs, columns) = shapes["A"], shapes["B"]
+    *a_experts, rank, inputs = shapes["A"]
+    *b_experts, outputs, columns = shapes["B"]
     if not rank == columns <= MAX_RANK or value_at(place, manifest.ranks, manifest.rank) != rank:
         raise InvalidRequest(f"{WHAT}: {place} has factors of unlike rank, or a rank unlike the manifest's", field=WHAT)
     alpha = value_at(place, manifest.alphas, manifest.alpha)
-    return Pair(place, rank, alpha, inputs, outputs)
+    experts = (a_experts[0], b_experts[0]) if place.expert else (0, 0)
+    return Pair(place, rank, alpha, inputs, outputs, experts)

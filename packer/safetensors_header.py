@@ -7,11 +7,15 @@ tensors' data. We demand that the tensors cover the data exactly: no hole, no ov
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from typing import NoReturn
 
 import msgspec
+import numpy as np
 
 from catalog.names import shown
+from packer.stock_header import Columns, parse_entries
 from packer.strict_json import parse_object
 from wire.outcomes import InvalidRequest
 
@@ -39,16 +43,57 @@ class TensorSpec(msgspec.Struct, frozen=True, gc=False):
     data_offsets: tuple[int, int]
 
 
+class Tensors(Mapping[str, TensorSpec]):
+    """A header's tensors by name, in its order, as columns.
+
+    ``index`` is each one's place, ``spans`` (tensors, 2) their bytes from the data's start, and ``kinds[kind[i]]`` the
+    dtype and shape of the i-th.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self.index = dict(zip(columns.names, range(len(columns.names)), strict=True))
+        self.kinds, self.kind, self.spans = columns.kinds, columns.kind, columns.spans
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, TensorSpec]) -> Tensors:
+        """Raises OverflowError for an offset past all files."""
+        kinds: dict[tuple[str, tuple[int, ...]], int] = {}
+        kind = [kinds.setdefault((spec.dtype, spec.shape), len(kinds)) for spec in tensors.values()]
+        spans = np.asarray([spec.data_offsets for spec in tensors.values()], np.int64).reshape(-1, 2)
+        return cls(Columns(list(tensors), list(kinds), np.asarray(kind, np.int64), spans))
+
+    def __getitem__(self, name: str) -> TensorSpec:
+        place = self.index[name]
+        start, end = self.spans[place].tolist()
+        dtype, shape = self.kinds[int(self.kind[place])]
+        return TensorSpec(dtype, shape, (start, end))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.index)
+
+    def as_dict(self) -> dict[str, TensorSpec]:
+        """All at once, for a file with few of them."""
+        rows = zip(self.index, self.kind.tolist(), *self.spans.T.tolist(), strict=True)
+        kinds = self.kinds
+        return {name: TensorSpec(kinds[kind][0], kinds[kind][1], (start, end)) for name, kind, start, end in rows}
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.index
+
+
 class Header(msgspec.Struct, frozen=True):
     """A checked header. ``data_start`` counts bytes from the file's start."""
 
-    tensors: dict[str, TensorSpec]
+    tensors: Tensors
     metadata: dict[str, str]
     data_start: int
 
 
-class _Metadata(msgspec.Struct):
-    metadata: dict[str, str] | None = msgspec.field(name="__metadata__", default=None)
+# the metadata where the stock writers put it: strings only, and the tensors after it
+_METADATA_RE = re.compile(rb'\{"__metadata__":(\{(?:"(?:[^"\\]|\\.)*"[:,]?)*\}),?')
 
 
 def parse_header(file: memoryview, what: str) -> Header:
@@ -57,8 +102,7 @@ def parse_header(file: memoryview, what: str) -> Header:
     data_start = _PREFIX_BYTES + len(raw)
     parsed = _parse_stock(raw)
     tensors, metadata = parsed if parsed is not None else _parse_any(raw, what)
-    for name, spec in tensors.items():
-        _check_tensor(name, spec, what)
+    _check_tensors(tensors, what)
     _check_cover(tensors, file.nbytes - data_start, what)
     return Header(tensors, metadata, data_start)
 
@@ -90,33 +134,28 @@ def _header_bytes(file: memoryview, what: str) -> bytes:
     raw = bytes(file[_PREFIX_BYTES : _PREFIX_BYTES + length])
     if not raw.startswith(b"{"):
         raise InvalidRequest(f"{what} has a header that is not a JSON object", field=what)
-    if raw.count(b"{") > MAX_TENSORS + 2 or raw.count(b",") > _MAX_COMMAS:
+    text = np.frombuffer(raw, np.uint8)
+    if np.count_nonzero(text == ord("{")) > MAX_TENSORS + 2 or np.count_nonzero(text == ord(",")) > _MAX_COMMAS:
         raise InvalidRequest(f"{what} has more than {MAX_TENSORS} tensors", field=what)
     return raw
 
 
-def _parse_stock(raw: bytes) -> tuple[dict[str, TensorSpec], dict[str, str]] | None:
-    """Parse fast what the stock writers write; None for anything else.
-
-    A header that comes out of our encoder byte for byte has no duplicate keys and no unknown ones: what msgspec
-    would have let pass shows as a difference.
-    """
+def _parse_stock(raw: bytes) -> tuple[Tensors, dict[str, str]] | None:
+    """Parse fast what the stock writers write; None for anything else."""
+    prefix = _METADATA_RE.match(raw)
+    columns = parse_entries(raw[prefix.end() :] if prefix else raw[1:])
+    if columns is None:
+        return None
+    tensors = Tensors(columns)
     try:
-        metadata = msgspec.json.decode(raw, type=_Metadata).metadata
-        if metadata is None:
-            tensors = msgspec.json.decode(raw, type=dict[str, TensorSpec])
-        else:
-            prefix = msgspec.json.encode({"__metadata__": metadata})[:-1]
-            rest = raw[len(prefix) :].lstrip(b",")
-            tensors = msgspec.json.decode(b"{" + rest, type=dict[str, TensorSpec])
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+        metadata = msgspec.json.decode(prefix[1], type=dict[str, str]) if prefix else {}
+    except (msgspec.MsgspecError, ValueError):
         return None
-    if _encode(tensors, metadata) != raw.rstrip(b" "):
-        return None
-    return tensors, metadata or {}
+    once = len(tensors) == len(columns.names) and "__metadata__" not in tensors
+    return (tensors, metadata) if once and msgspec.json.encode(metadata) == (prefix[1] if prefix else b"{}") else None
 
 
-def _parse_any(raw: bytes, what: str) -> tuple[dict[str, TensorSpec], dict[str, str]]:
+def _parse_any(raw: bytes, what: str) -> tuple[Tensors, dict[str, str]]:
     entries = parse_object(raw, f"{what}: header")
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -131,36 +170,65 @@ def _parse_any(raw: bytes, what: str) -> tuple[dict[str, TensorSpec], dict[str, 
             tensors[name] = msgspec.convert(entry, TensorSpec)
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"{what}: tensor {shown(name)}: {shown(str(error))}", field=what) from None
-    return tensors, metadata
+        if not all(0 <= offset < 1 << 63 for offset in tensors[name].data_offsets):
+            raise InvalidRequest(f"{what}: tensor {shown(name)} has impossible offsets", field=what)
+    return Tensors.of(tensors), metadata
 
 
-def _check_tensor(name: str, spec: TensorSpec, what: str) -> None:
-    def refuse(reason: str) -> InvalidRequest:
-        return InvalidRequest(f"{what}: tensor {shown(name)} {reason}", field=what)
+def _check_tensors(tensors: Tensors, what: str) -> None:
+    """Tensors of one dtype and shape are looked at once, in the name of the first of them."""
+    names, spans, kind = list(tensors), tensors.spans, tensors.kind
+    sizes = np.asarray([_size(*kind) for kind in tensors.kinds], np.int64)
+    for place in np.unique(kind, return_index=True)[1][np.flatnonzero(sizes < 0)] if len(names) else ():
+        _refuse_kind(names[int(place)], *tensors.kinds[int(kind[place])], what)
+    bad = (spans[:, 0] < 0) | (spans[:, 1] < spans[:, 0])
+    if bad.any():
+        raise InvalidRequest(f"{what}: tensor {shown(names[int(bad.argmax())])} has impossible offsets", field=what)
+    bad = spans[:, 1] - spans[:, 0] != sizes[kind] if len(names) else bad
+    if bad.any():
+        name = names[int(bad.argmax())]
+        dtype, shape, (start, end) = msgspec.structs.astuple(tensors[name])
+        raise InvalidRequest(
+            f"{what}: tensor {shown(name)} has {end - start} bytes, but {dtype} of shape {list(shape)} takes another "
+            "number",
+            field=what,
+        )
 
-    item = ITEM_BYTES.get(spec.dtype)
-    if item is None:
-        raise refuse(f"has the unknown dtype {shown(spec.dtype)}")
-    if len(spec.shape) > _MAX_DIMENSIONS or any(not 0 <= size <= _MAX_DIMENSION for size in spec.shape):
-        raise refuse("has an impossible shape (negative, too large or too many dimensions)")
-    start, end = spec.data_offsets
-    if not 0 <= start <= end < 1 << 63:
-        raise refuse("has impossible offsets")
-    if math.prod(spec.shape) * item != end - start:
-        raise refuse(f"has {end - start} bytes, but {spec.dtype} of shape {list(spec.shape)} takes another number")
+
+def _size(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor; -1 for one that can't be."""
+    possible = len(shape) <= _MAX_DIMENSIONS and all(0 <= size <= _MAX_DIMENSION for size in shape)
+    size = math.prod(shape) * ITEM_BYTES[dtype] if possible and dtype in ITEM_BYTES else -1
+    return size if size < 1 << 63 else -1
 
 
-def _check_cover(tensors: Mapping[str, TensorSpec], data_bytes: int, what: str) -> None:
-    position = 0
-    for name, spec in sorted(tensors.items(), key=lambda entry: entry[1].data_offsets):
-        start, end = spec.data_offsets
+def _refuse_kind(name: str, dtype: str, shape: tuple[int, ...], what: str) -> NoReturn:
+    known = dtype in ITEM_BYTES
+    reason = (
+        "has an impossible shape (negative, too large or too many dimensions)"
+        if known
+        else f"has the unknown dtype {shown(dtype)}"
+    )
+    raise InvalidRequest(f"{what}: tensor {shown(name)} {reason}", field=what)
+
+
+def _check_cover(tensors: Tensors, data_bytes: int, what: str) -> None:
+    """No hole, no overlap, nothing after the last tensor."""
+    spans = tensors.spans
+    order = np.lexsort((spans[:, 1], spans[:, 0]))
+    starts, ends = spans[order, 0], spans[order, 1]
+    before = np.concatenate(([0], ends[:-1])) if len(ends) else ends
+    bad = (starts != before) | (ends > data_bytes)
+    if bad.any():
+        place = int(bad.argmax())
+        name = shown(list(tensors)[int(order[place])])
+        start, end, position = int(starts[place]), int(ends[place]), int(before[place])
         if start != position:
             kind = "overlaps the tensor before it" if start < position else "leaves a hole before it"
-            raise InvalidRequest(f"{what}: tensor {shown(name)} {kind} (offset {start}, not {position})", field=what)
-        if end > data_bytes:
-            raise InvalidRequest(
-                f"{what}: tensor {shown(name)} ends at byte {end} of {data_bytes}: the file is truncated", field=what
-            )
-        position = end
+            raise InvalidRequest(f"{what}: tensor {name} {kind} (offset {start}, not {position})", field=what)
+        raise InvalidRequest(
+            f"{what}: tensor {name} ends at byte {end} of {data_bytes}: the file is truncated", field=what
+        )
+    position = int(ends[-1]) if len(ends) else 0
     if position != data_bytes:
         raise InvalidRequest(f"{what} has {data_bytes - position} bytes after its last tensor", field=what)

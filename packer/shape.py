@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import msgspec
 
 from catalog.names import shown
-from packer.modules import DENSE_PATHS, MAX_LAYERS, Place
-from packer.strict_json import brief, parse_object
+from packer.architectures import ARCHITECTURES, Fields, Layer, ModuleShape
+from packer.modules import ORDER, Place
+from packer.strict_json import parse_object
 from wire.outcomes import InvalidRequest, Unfit
 
+__all__ = ["MAX_CONFIG_BYTES", "BaseShape", "ModuleShape"]
+
 MAX_CONFIG_BYTES = 4 << 20
-_MAX_DIMENSION = 1 << 24
-# Qwen3's own default where its config.json leaves the field out
-_QWEN3_HEAD_DIM = 128
-
-
-class ModuleShape(msgspec.Struct, frozen=True):
-    """A linear module: its path inside a layer and its input and output dimension."""
-
-    path: str
-    inputs: int
-    outputs: int
 
 
 class BaseShape(msgspec.Struct, frozen=True):
     """``modules[i]`` maps our module names to what layer ``i`` has, in the order of a revision file.
 
-    ``elsewhere`` names the modules outside the layers that a trainer could adapt but no engine does here.
+    A layer of experts has both their separate modules and the fused one: an adapter holds either. ``elsewhere`` names
+    the modules outside the layers that a trainer could adapt but no engine does here. The last ``mtp`` layers predict
+    further tokens; most trainers don't build them.
     """
 
     architecture: str
-    modules: tuple[Mapping[str, ModuleShape], ...]
+    modules: tuple[Layer, ...]
     elsewhere: tuple[str, ...]
+    mtp: int = 0
 
     @property
     def layers(self) -> int:
@@ -45,15 +39,18 @@ class BaseShape(msgspec.Struct, frozen=True):
         """Read a ``config.json``. Raises InvalidRequest (malformed) or Unfit (an architecture that we don't know)."""
         if len(config) > MAX_CONFIG_BYTES:
             raise InvalidRequest(f"config.json is {len(config)} bytes; at most {MAX_CONFIG_BYTES}", field="config.json")
-        fields = _Fields(parse_object(config, "config.json"))
+        fields = Fields(parse_object(config, "config.json"))
         architecture = fields.architecture()
-        build = _ARCHITECTURES.get(architecture)
+        build = ARCHITECTURES.get(architecture)
         if build is None:
-            known = ", ".join(_ARCHITECTURES)
+            known = ", ".join(ARCHITECTURES)
             raise Unfit(
                 f"the architecture {shown(architecture)} is not supported; known are {known}", field="config.json"
             )
-        return cls(architecture, build(fields), ("model.embed_tokens", "lm_head"))
+        layers = build(fields)
+        ordered = {id(layer): _in_file_order(layer) for layer in layers.modules}
+        modules = tuple(ordered[id(layer)] for layer in layers.modules)
+        return cls(architecture, modules, ("model.embed_tokens", "lm_head"), layers.mtp)
 
     def get(self, place: Place) -> ModuleShape | None:
         """The module at ``place``; None where the base has none."""
@@ -66,68 +63,5 @@ class BaseShape(msgspec.Struct, frozen=True):
                 yield Place(layer, name), module
 
 
-class _Fields:
-    """Typed access to a config's fields; what is missing or absurd is refused by name."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
-
-    def architecture(self) -> str:
-        names = self._values.get("architectures")
-        if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-            raise InvalidRequest("config.json must name exactly one architecture", field="architectures")
-        return names[0]
-
-    def size(self, name: str, default: int | None = None, *, most: int = _MAX_DIMENSION) -> int:
-        value = self._values.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise InvalidRequest(f"config.json lacks {name}", field=name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise InvalidRequest(f"config.json: {name} is {brief(value)}, not between 1 and {most}", field=name)
-        return value
-
-
-_Layers = tuple[Mapping[str, ModuleShape], ...]
-
-
-def _dense(fields: _Fields, *, kv_heads: int | None, head_dim: int) -> _Layers:
-    hidden = fields.size("hidden_size")
-    inner = fields.size("intermediate_size")
-    queries = fields.size("num_attention_heads") * fields.size("head_dim", head_dim)
-    keys = fields.size("num_key_value_heads", kv_heads) * fields.size("head_dim", head_dim)
-    sizes = {
-        "q": (hidden, queries),
-        "k": (hidden, keys),
-        "v": (hidden, keys),
-        "o": (queries, hidden),
-        "gate": (hidden, inner),
-        "up": (hidden, inner),
-        "down": (inner, hidden),
-    }
-    layer = {name: ModuleShape(path, *sizes[name]) for name, path in DENSE_PATHS.items()}
-    return (layer,) * fields.size("num_hidden_layers", most=MAX_LAYERS)
-
-
-def _split_heads(fields: _Fields) -> int:
-    return fields.size("hidden_size") // fields.size("num_attention_heads")
-
-
-def _llama(fields: _Fields) -> _Layers:
-    return _dense(fields, kv_heads=fields.size("num_attention_heads"), head_dim=_split_heads(fields))
-
-
-def _qwen2(fields: _Fields) -> _Layers:
-    return _dense(fields, kv_heads=None, head_dim=_split_heads(fields))
-
-
-def _qwen3(fields: _Fields) -> _Layers:
-    return _dense(fields, kv_heads=None, head_dim=_QWEN3_HEAD_DIM)
-
-
-_ARCHITECTURES: dict[str, Callable[[_Fields], _Layers]] = {
-    "LlamaForCausalLM": _llama,
-    "Qwen2ForCausalLM": _qwen2,
-    "Qwen3ForCausalLM": _qwen3,
-}
+def _in_file_order(layer: Layer) -> Layer:
+    return dict(sorted(layer.items(), key=lambda entry: ORDER[entry[0]]))

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from packer import adapter_config
-from packer.copying import DTYPES, CopyPlan, Progress, copy
+from packer.copying import DTYPES, Progress, copy
 from packer.folder import new_folder
-from packer.modules import PATHS, PEFT_PREFIX, Place
-from packer.peft import TENSORS_NAME, peft_name
+from packer.layouts import BLOCKWISE, PER_EXPERT, STACKED, tensor_stems
+from packer.modules import PEFT_PREFIX
+from packer.peft import TENSORS_NAME
+from packer.plan import CopyPlan, Runs, Segment, Turned
 from packer.revision import Pair, RevisionFile
 from packer.safetensors_header import ITEM_BYTES, TensorSpec, encode_header
 from packer.scaling import fold, round_as, widen
+from packer.unpacked_config import module_pattern, unpacked_config
+from wire.outcomes import Unfit
 
 _METADATA = {"format": "pt"}
 
@@ -52,119 +57,143 @@ def write_engine_peft(buffer: bytes | memoryview, folder: Path, *, dtype: str = 
 
 def _write_exact(file: RevisionFile, folder: Path, prefix: str, base_model: str, progress: Progress | None) -> None:
     dtype = file.manifest.source or file.dtype
-    tensors = []
-    for pair in file.pairs:
-        for factor, shape in (("A", (pair.rank, pair.inputs)), ("B", (pair.outputs, pair.rank))):
-            start, end = file.specs[f"{pair.place}.{factor}"].data_offsets
-            name = peft_name(pair.place, PATHS[pair.place.module], factor, prefix)
-            tensors.append((name, shape, file.data_start + start, end - start))
-    tensors.sort()
-    header = _header([(name, dtype, shape) for name, shape, _, _ in tensors])
-    plan = CopyPlan(
-        np.frombuffer(file.buffer, dtype=np.uint8),
-        [offset for _, _, offset, _ in tensors],
-        [length for _, _, _, length in tensors],
-        [name for name, _, _, _ in tensors],
-    )
+    tensors = sorted(_originals(file, prefix), key=lambda tensor: tensor.name)
+    header = _header([(tensor.name, dtype, tensor.shape) for tensor in tensors])
     manifest = file.manifest
-    config = _config(
+    config = unpacked_config(
         file,
         prefix,
         base_model,
         r=manifest.rank,
         lora_alpha=manifest.alpha,
         use_rslora=manifest.rslora,
-        rank_pattern={_pattern(key, prefix): rank for key, rank in manifest.ranks.items()},
-        alpha_pattern={_pattern(key, prefix): alpha for key, alpha in manifest.alphas.items()},
+        rank_pattern={module_pattern(manifest, key, prefix): rank for key, rank in manifest.ranks.items()},
+        alpha_pattern={module_pattern(manifest, key, prefix): alpha for key, alpha in manifest.alphas.items()},
     )
     with new_folder(folder) as draft:
         (draft / adapter_config.NAME).write_bytes(config)
         with (draft / TENSORS_NAME).open("wb") as out:
             out.write(header)
-            copy(plan, file.dtype, dtype, out, progress)
+            copy(_plan(file, tensors), file.dtype, dtype, out, progress)
+
+
+class _Original(NamedTuple):
+    """A tensor as it came: ``offset`` and ``length`` are its bytes' in the revision file.
+
+    ``turn`` says how a stack's B, (experts, out, rank), became (out, columns).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+    turn: tuple[int, int, int] | None = None
+    stored: tuple[int, ...] = ()
+
+
+_TURNS = {STACKED: (1, 2, 0), BLOCKWISE: (1, 0, 2)}
+
+
+def _originals(file: RevisionFile, prefix: str) -> Iterator[_Original]:
+    layout = file.manifest.layout
+    beside: dict[int, set[str]] = {}
+    for pair in file.pairs:
+        beside.setdefault(pair.place.layer, set()).add(pair.place.module)
+    for pair in file.pairs:
+        place = pair.place
+        stems = tensor_stems(
+            place, file.manifest.path(place.module), pair.experts[0],
+            layout=layout, prefix=prefix, beside=beside[place.layer],
+        )  # fmt: skip
+        for factor, shape in zip("AB", pair.shapes, strict=True):
+            start, end = file.specs[f"{place}.{factor}"].data_offsets
+            offset, length = file.data_start + start, end - start
+            names = [f"{stem}.lora_{factor}.weight" for stem in stems]
+            if place.expert and layout in _TURNS:
+                experts, rows, columns = shape
+                merged = (experts * rows, columns) if factor == "A" else (rows, columns * experts)
+                turn = _TURNS[layout] if factor == "B" else None
+                yield _Original(names[0], merged, offset, length, turn, shape)
+            elif place.expert and layout == PER_EXPERT:
+                step = length // len(names)
+                for number, name in enumerate(names):
+                    yield _Original(name, shape[1:], offset + number * step, step)
+            else:
+                yield _Original(names[0], shape, offset, length)
+
+
+def _plan(file: RevisionFile, tensors: Sequence[_Original]) -> CopyPlan:
+    source = np.frombuffer(file.buffer, dtype=np.uint8)
+    item = np.dtype((np.void, ITEM_BYTES[file.dtype]))
+    segments: list[Segment] = []
+    for turned, group in groupby(tensors, key=lambda tensor: tensor.turn is not None):
+        if turned:
+            for tensor in group:
+                stored = source[tensor.offset : tensor.offset + tensor.length].view(item).reshape(tensor.stored)
+                segments.append(Turned(stored.transpose(tensor.turn), tensor.name))
+            continue
+        plain = list(group)
+        offsets, lengths = [tensor.offset for tensor in plain], [tensor.length for tensor in plain]
+        segments.append(Runs([source], offsets, lengths, [tensor.name for tensor in plain]))
+    return CopyPlan(segments)
 
 
 def _write_plain(file: RevisionFile, folder: Path, dtype: str) -> None:
+    if file.manifest.layout != PER_EXPERT:
+        raise Unfit(
+            "experts of unlike ranks or alphas in a stacked layout can't be written for an engine of the portable path",
+            field="layout",
+        )
     rank = max(pair.rank for pair in file.pairs)
-    pairs = sorted(file.pairs, key=lambda pair: peft_name(pair.place, PATHS[pair.place.module], "A", PEFT_PREFIX))
-    described = []
-    for pair in pairs:
-        path = PATHS[pair.place.module]
-        described.append((peft_name(pair.place, path, "A", PEFT_PREFIX), file.dtype, (rank, pair.inputs)))
-        described.append((peft_name(pair.place, path, "B", PEFT_PREFIX), "F32", (pair.outputs, rank)))
-    config = _config(
+    tensors = sorted(
+        (name, number, pair)
+        for pair in file.pairs
+        for number, name in enumerate(
+            tensor_stems(
+                pair.place, file.manifest.path(pair.place.module), pair.experts[0],
+                layout=PER_EXPERT, prefix=PEFT_PREFIX,
+            )
+        )
+    )  # fmt: skip
+    described: list[tuple[str, str, tuple[int, ...]]] = []
+    for name, _, pair in tensors:
+        described.append((f"{name}.lora_A.weight", file.dtype, (rank, pair.inputs)))
+        described.append((f"{name}.lora_B.weight", "F32", (pair.outputs, rank)))
+    config = unpacked_config(
         file, PEFT_PREFIX, "", r=rank, lora_alpha=rank, use_rslora=False, rank_pattern={}, alpha_pattern={}
     )
     with new_folder(folder) as draft:
         (draft / adapter_config.NAME).write_bytes(config)
         with (draft / TENSORS_NAME).open("wb") as out:
             out.write(_header(described))
-            for pair in pairs:
-                for factor in _plain_factors(file, pair, rank, dtype):
+            for _, number, pair in tensors:
+                for factor in _plain_factors(file, pair, number, rank, dtype):
                     out.write(factor.reshape(-1).view(np.uint8).data)
 
 
-def _plain_factors(file: RevisionFile, pair: Pair, rank: int, dtype: str) -> Iterator[npt.NDArray[Any]]:
+def _plain_factors(file: RevisionFile, pair: Pair, number: int, rank: int, dtype: str) -> Iterator[npt.NDArray[Any]]:
     """A with zero rows below it, and B with its scale folded in and zero columns beside it."""
     a = np.zeros((rank, pair.inputs), DTYPES[file.dtype])
-    a[: pair.rank] = _factor(file, pair.place, "A").reshape(pair.rank, pair.inputs)
+    a[: pair.rank] = _factor(file, pair, "A", number).reshape(pair.rank, pair.inputs)
     yield a
     b = np.zeros((pair.outputs, rank), np.dtype("<f4"))
-    values = round_as(widen(_factor(file, pair.place, "B"), file.dtype), dtype)
+    values = round_as(widen(_factor(file, pair, "B", number), file.dtype), dtype)
     b[:, : pair.rank] = fold(values, file.scale(pair)).reshape(pair.outputs, pair.rank)
     yield b
 
 
-def _factor(file: RevisionFile, place: Place, factor: str) -> npt.NDArray[Any]:
-    return np.frombuffer(file.tensor(f"{place}.{factor}"), DTYPES[file.dtype])
+def _factor(file: RevisionFile, pair: Pair, factor: str, number: int) -> npt.NDArray[Any]:
+    """A's or B's numbers, of a stack those of one expert."""
+    values = np.frombuffer(file.tensor(f"{pair.place}.{factor}"), DTYPES[file.dtype])
+    return np.split(values, pair.experts[0])[number] if pair.place.expert else values
 
 
-def _header(described: list[tuple[str, str, tuple[int, int]]]) -> bytes:
+def _header(described: list[tuple[str, str, tuple[int, ...]]]) -> bytes:
     """A safetensors header as the stock writer makes it, of (name, dtype, shape) in order of their bytes."""
     tensors = {}
     position = 0
-    for name, dtype, (rows, columns) in described:
-        end = position + rows * columns * ITEM_BYTES[dtype]
-        tensors[name] = TensorSpec(dtype, (rows, columns), (position, end))
+    for name, dtype, shape in described:
+        end = position + math.prod(shape) * ITEM_BYTES[dtype]
+        tensors[name] = TensorSpec(dtype, shape, (position, end))
         position = end
     return encode_header(tensors, _METADATA)
-
-
-def _config(file: RevisionFile, prefix: str, base_model: str, **computing: Any) -> bytes:
-    body = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_model or None,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "lora_dropout": 0.0,
-        "modules_to_save": None,
-        **_targets(file, prefix),
-        "use_dora": False,
-        **computing,
-    }
-    return msgspec.json.format(msgspec.json.encode(body, order="sorted"), indent=2) + b"\n"
-
-
-def _targets(file: RevisionFile, prefix: str) -> dict[str, Any]:
-    """Exactly the adapted modules: names and layers where every such layer has all of them, else in full.
-
-    The layers are always said, since the base may have more of them than the adapter.
-    """
-    layers = sorted({pair.place.layer for pair in file.pairs})
-    modules = file.manifest.targets
-    if len(file.pairs) == len(layers) * len(modules):
-        names = [PATHS[module].rpartition(".")[2] for module in modules]
-        return {"target_modules": names, "layers_to_transform": layers, "layers_pattern": "layers"}
-    return {"target_modules": [_pattern(str(pair.place), prefix) for pair in file.pairs]}
-
-
-def _pattern(key: str, prefix: str) -> str:
-    """What a PEFT configuration calls a manifest's key: a module's path, or one module's full name."""
-    layers, _, rest = key.partition(".")
-    if layers != "layers":
-        return PATHS[key]
-    layer, _, module = rest.partition(".")
-    return f"{prefix.removeprefix('base_model.model.')}layers.{layer}.{PATHS[module]}"

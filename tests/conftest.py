@@ -6,8 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.object_storage import SECRET, FaultyProxy, ObjectServer, faulty_proxy, object_server
+
+# how long an example takes is the machine's affair, and no property of the code
+settings.register_profile("roost", deadline=None)
+settings.load_profile("roost")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

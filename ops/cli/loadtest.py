@@ -56,6 +56,14 @@ def lease(report: Json, scale: ScaleOption = Scale.SMALL, seed: Seed = 1) -> Non
     _show(lease.run(report, small=scale is Scale.SMALL, seed=seed), report)
 
 
+@app.command("pack")
+def pack(report: Json, scale: ScaleOption = Scale.SMALL, plot: Plot = None, seed: Seed = 1) -> None:
+    """Packing an adapter of 37,248 tensors, beside reading it: time, sizes, and whether it comes back bit for bit."""
+    from loadtest import pack
+
+    _show(pack.run(report, small=scale is Scale.SMALL, seed=seed, plot=plot), report)
+
+
 def _say(text: str) -> None:
     ERR.print(text, style="dim")
 

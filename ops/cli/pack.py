@@ -10,16 +10,16 @@ from typing import Annotated
 import msgspec
 import typer
 
+from packer import inspect as inspection
 from packer.folder import read_bounded
-from packer.inspect import Inspection
-from packer.inspect import inspect as look_at
-from packer.peft import pack_peft
+from packer.formats import pack_adapter
 from packer.revision import RevisionFile
 from packer.shape import MAX_CONFIG_BYTES, BaseShape
 from packer.unpack import write_peft
 from wire.outcomes import InvalidRequest, NotFound, RoostError, Unfit
 
-from .output import OUT, exit_code, make_table, size_of, tell, tell_json
+from .inspection import show_inspection
+from .output import exit_code, size_of, tell, tell_json
 from .progress import byte_progress
 from .session import AsJson
 
@@ -31,17 +31,30 @@ def register(app: typer.Typer) -> None:
 
 
 def pack(
-    folder: Annotated[Path, typer.Argument(help="A PEFT folder.")],
-    base_config: Annotated[Path, typer.Option(metavar="FILE", help="config.json of the base it was trained on.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The revision file to write.")],
+    adapter: Annotated[Path, typer.Argument(help="A PEFT folder, Megatron shards, or (to inspect) a revision file.")],
+    base_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="config.json of the base it was trained on.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The revision file to write.")
+    ] = None,
+    look: Annotated[
+        bool, typer.Option("--inspect", help="Write nothing: say what the adapter is, and whether it fits the base.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Pack a PEFT adapter into a revision file: the same bytes in serving order, exactly reversible."""
-    shape = BaseShape.from_config(read_bounded(base_config, MAX_CONFIG_BYTES))
+    """Pack an adapter into a revision file: the same bytes in serving order, exactly reversible."""
+    shape = BaseShape.from_config(read_bounded(base_config, MAX_CONFIG_BYTES)) if base_config else None
+    if look:
+        show_inspection(adapter.name, inspection.inspect(adapter, shape), as_json=as_json)
+        return
+    if shape is None or output is None:
+        missing = "--base-config" if shape is None else "--output"
+        raise InvalidRequest(f"packing needs {missing}", field=missing.strip("-"))
     part = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         with byte_progress("Packing") as progress, part.open("wb") as out:
-            facts = pack_peft(folder, shape, out, progress=progress)
+            facts = pack_adapter(adapter, shape, out, progress=progress)
         part.replace(output)
     except OSError as error:
         if isinstance(error, RoostError):
@@ -68,7 +81,7 @@ def unpack(
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A PEFT folder or a revision file.")],
+    path: Annotated[Path, typer.Argument(help="A PEFT folder, Megatron shards or a revision file.")],
     base_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="config.json of a base: does the adapter fit it?")
     ] = None,
@@ -78,33 +91,10 @@ def inspect(
     if not path.exists():
         raise NotFound(f"there is no {path}", field="path")
     shape = BaseShape.from_config(read_bounded(base_config, MAX_CONFIG_BYTES)) if base_config else None
-    found = look_at(path, shape)
-    if as_json:
-        tell_json(msgspec.to_builtins(found))
-    else:
-        _tell_inspection(path, found)
+    found = inspection.inspect(path, shape)
+    show_inspection(path.name, found, as_json=as_json)
     if found.refusal:
         raise typer.Exit(exit_code(Unfit(found.refusal)))
-
-
-def _tell_inspection(path: Path, found: Inspection) -> None:
-    scaling = "rsLoRA" if found.rslora else "LoRA"
-    dtypes = ", ".join(found.dtypes) or "no tensors"
-    tell((path.name, "bold"), f"  {found.kind}, {size_of(found.bytes)}, {found.tensors} tensors, {dtypes}, {scaling}")
-    if found.trained_on:
-        tell(f"trained on {found.trained_on}")
-    if found.modules:
-        rows = [
-            (one.module, one.layers, f"{one.inputs} x {one.outputs}", one.rank, f"{one.alpha:g}", f"{one.scale:g}")
-            for one in found.modules
-        ]
-        OUT.print(make_table(("MODULE", "LAYERS", "IN x OUT", "RANK", "ALPHA", "SCALE"), rows))
-    against = f"for {found.compared}" if found.compared else "by itself: give --base-config to compare with a base"
-    if found.refusal:
-        tell(("would be refused ", "bold red"), f"{against}: {found.refusal}")
-    elif found.facts is not None:
-        tell(("fit ", "green"), f"{against}; {found.facts.parameters:,} parameters")
-        tell(f"digest {found.facts.digest}")
 
 
 def decode_config(text: str) -> bytes:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from catalog.names import check_policy
-from packer.peft import pack_peft
+from packer.formats import pack_adapter
 from packer.shape import BaseShape
 from wire.events import ArtifactFacts
 from wire.outcomes import ArtifactUnavailable, NotFound, RoostError, error_for
@@ -65,7 +65,7 @@ def publish(
     with opened(source, byte_progress) as adapter, tempfile.TemporaryDirectory(prefix="roost-publish-") as scratch:
         file = Path(scratch) / "revision.safetensors"
         with byte_progress("Packing") as progress, file.open("wb") as out:
-            facts = pack_peft(adapter.folder, shape, out, progress=progress)
+            facts = pack_adapter(adapter.folder, shape, out, progress=progress)
         _upload(client, file, facts.digest)
     body = {
         "digest": facts.digest,

@@ -633,14 +633,14 @@ def test_inspect_shows_a_folder_and_the_revision_file_that_it_becomes(
     assert done.returncode == 0
     assert folder["facts"]["digest"] in done.stdout
     assert "--base-config" in done.stdout
-    assert "fit for" in roost("inspect", str(file), *config, cwd=tmp_path).stdout
+    assert "Would be taken" in roost("inspect", str(file), *config, cwd=tmp_path).stdout
 
 
 def test_inspect_says_why_an_adapter_would_be_refused(roost: Roost, adapter: Path, tmp_path: Path) -> None:
     other = make_tiny_base(tmp_path / "other", layers=1)
     done = roost("inspect", str(adapter / "adapter"), "--base-config", str(other / "config.json"), cwd=tmp_path)
     assert done.returncode == 6
-    assert "would be refused" in done.stdout
+    assert "Would be refused" in done.stdout
     assert "layers.1" in done.stdout
     assert roost("inspect", "nothing", cwd=tmp_path).returncode == 5
 
@@ -662,6 +662,18 @@ def test_an_engine_that_does_not_start_is_told_once_with_its_cause(
     assert told.count("does not run") == 2, "once for each time that it ran before"
     assert "no room for the model" in told
     assert "a long log" not in told
+
+
+def test_an_adapter_is_explained_before_it_is_packed(roost: Roost, adapter: Path, tmp_path: Path) -> None:
+    folder, config = str(adapter / "adapter"), str(adapter / "base/config.json")
+    told = roost("pack", folder, "--inspect", "--base-config", config, cwd=tmp_path).stdout
+    assert "PEFT folder" in told
+    assert "Would be taken" in told
+    assert json.loads(roost("pack", folder, "--inspect", "--json", cwd=tmp_path).stdout)["refusal"] == ""
+    (tmp_path / "broken").mkdir()
+    assert "Would be refused" in roost("pack", "broken", "--inspect", cwd=tmp_path).stdout
+    assert "packing needs --base-config" in roost("pack", folder, cwd=tmp_path).stderr
+    assert "packing needs --output" in roost("pack", folder, "--base-config", config, cwd=tmp_path).stderr
 
 
 def test_status_as_json_tells_processes_and_fleet(roost: Roost, tmp_path: Path) -> None:

@@ -40,7 +40,6 @@ def test_everything_that_peft_writes_by_default_is_accepted(tmp_path: Any) -> No
         {"layer_replication": [[0, 1]]},
         {"megatron_config": {"a": 1}},
         {"loftq_config": {"loftq_bits": 4}},
-        {"target_parameters": ["experts.down_proj"]},
         {"alora_invocation_tokens": [1, 2]},
         {"use_qalora": True},
         {"use_bdlora": {"target_modules_bd_a": []}},

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import random
-import shutil
+import tracemalloc
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from packer.formats import pack_adapter
 from packer.inspect import inspect
 from packer.revision import RevisionFile, check_fit
 from packer.shape import BaseShape
+from packer.unpack import write_peft
 from tests.packer.adapters import packed
+from tests.packer.moe import base, config, folder_of, outer, per_expert, stacked
+from tests.packer.test_megatron import shards
 from wire.outcomes import RoostError
 
-COUNTS = [pytest.param(1_500), pytest.param(200_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
+# files in all, over what each test goes through
+COUNTS = [pytest.param(20_000), pytest.param(1_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(36_000)])]
+_TENSORS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PARAMETERS = {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "peft_version": "0.21.2"}
+# no more than this beside twice the file: the interpreter's own small change
+_ALLOWANCE = 1 << 20
 SCRAPS = (
     b'"',
     b"{",
@@ -53,33 +66,100 @@ def spoilt(random_: random.Random, file: bytes, reach: int) -> bytes:
     return bytes(spoiling)
 
 
-@pytest.mark.parametrize("count", COUNTS)
-def test_spoilt_revisions(count: int, revision: bytes, shape: BaseShape) -> None:
+class Subject(NamedTuple):
+    """A good adapter and its base; ``files`` are spoilt one at a time, as often as each is named."""
+
+    folder: Path
+    base: str
+    files: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> list[Subject]:
+    root = tmp_path_factory.mktemp("good")
+    shape = base("Qwen3-MoE")
+    peft = (_TENSORS, _TENSORS, _TENSORS, _CONFIG)
+    shards(root / "shards", per_expert(shape), (2, 1, 1, 2))
+    sharded = ("adapter-tp0-ep0-pp0.safetensors", "adapter-tp1-ep0-pp0.safetensors", "megatron.json", _CONFIG)
+    return [
+        Subject(folder_of(root / "dense", per_expert(base("Llama")), config()), "Llama", peft),
+        Subject(folder_of(root / "own", per_expert(shape), config()), "Qwen3-MoE", peft),
+        Subject(folder_of(root / "stacked", stacked(base("gpt-oss"))[0], config(**_PARAMETERS)), "gpt-oss", peft),
+        Subject(folder_of(root / "outer", outer(shape), config()), "Qwen3-MoE", peft),
+        Subject(folder_of(root / "latent", per_expert(base("GLM-5")), config()), "GLM-5", peft),
+        Subject(root / "shards", "Qwen3-MoE", sharded),
+    ]
+
+
+def reach_of(name: str) -> int:
+    """How far into a file most of the damage goes: its header."""
+    return 12_000 if name.endswith(".safetensors") else 1_000
+
+
+def spoilings(count: int, files: list[tuple[int, str, bytes]]) -> Iterator[tuple[int, str, bytes]]:
+    """(subject, file's name, spoilt bytes), ``count`` of them."""
     random_ = random.Random(count)
-    refused = 0
     for _ in range(count):
-        try:
-            check_fit(RevisionFile(spoilt(random_, revision, 8_000)), shape)
-        except RoostError as error:
-            refused += 1
-            assert 10 < len(error.message) < 600
-    assert refused > count // 2
+        subject, name, good = random_.choice(files)
+        yield subject, name, spoilt(random_, good, reach_of(name))
+
+
+def refused(attempt: Callable[[], object]) -> bool:
+    """Whether it is refused; anything but a RoostError with a reason of sensible length comes through."""
+    try:
+        attempt()
+    except RoostError as error:
+        assert 10 < len(error.message) < 900
+        return True
+    return False
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
-def test_spoilt_folders(count: int, name: str, adapter: Path, shape: BaseShape, tmp_path: Path) -> None:
-    random_ = random.Random(count)
-    folder = shutil.copytree(adapter, tmp_path / "a")
-    good = (folder / name).read_bytes()
-    refused = 0
-    for number in range(count):
-        (folder / name).write_bytes(spoilt(random_, good, 8_000))
-        try:
-            packed(folder, shape)
-        except RoostError as error:
-            refused += 1
-            assert 10 < len(error.message) < 600
-        if number % 10 == 0:
-            assert inspect(folder).kind
-    assert refused > count // 2
+def test_spoilt_folders(count: int, subjects: list[Subject]) -> None:
+    count = count * 3 // 4
+    files = [
+        (number, name, (subject.folder / name).read_bytes())
+        for number, subject in enumerate(subjects)
+        for name in subject.files
+    ]
+    shapes = [base(subject.base) for subject in subjects]
+    bad = 0
+    for turn, (number, name, content) in enumerate(spoilings(count, files)):
+        subject = subjects[number]
+        path = subject.folder / name
+        good = path.read_bytes()
+        path.write_bytes(content)
+        shape = shapes[number]
+        traced = turn % 50 == 0
+        if traced:
+            tracemalloc.start()
+        bad += refused(partial(pack_adapter, subject.folder, shape, io.BytesIO()))
+        assert inspect(subject.folder, shape if turn % 2 else None).kind
+        if traced:
+            held = sum(file.stat().st_size for file in subject.folder.iterdir())
+            assert tracemalloc.get_traced_memory()[1] < 2 * held + _ALLOWANCE
+            tracemalloc.stop()
+        path.write_bytes(good)
+    assert bad > count // 2
+
+
+def _check(content: bytes, shape: BaseShape) -> None:
+    check_fit(RevisionFile(content), shape)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_spoilt_revisions(count: int, subjects: list[Subject], tmp_path: Path) -> None:
+    count //= 4
+    whole = [subject for subject in subjects if subject.files[0] == _TENSORS]
+    shapes = [base(subject.base) for subject in whole]
+    good = [(number, "r.safetensors", packed(subject.folder, shapes[number])) for number, subject in enumerate(whole)]
+    path = tmp_path / "r.safetensors"
+    bad = 0
+    for turn, (number, _, content) in enumerate(spoilings(count, good)):
+        path.write_bytes(content)
+        if refused(partial(_check, content, shapes[number])):
+            bad += 1
+        else:
+            write_peft(content, tmp_path / f"back{turn}")
+        assert inspect(path, shapes[number] if turn % 2 else None).kind
+    assert bad > count // 2
