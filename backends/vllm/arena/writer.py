@@ -1,0 +1,46 @@
+"""Who moves an adapter's bytes into a slot: one protocol, for each kind of device a module (``cpu``, ``cuda``)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .plan import Plan
+
+
+class Pending(Protocol):
+    """A write under way. Its slot may be used, and its source given away, once it is done."""
+
+    def done(self) -> bool:
+        """Whether everything is written; never waits. Raises RuntimeError where the device failed."""
+
+    def wait(self) -> None:
+        """Return when everything is written. Raises RuntimeError where the device failed."""
+
+
+class SlotWriter(Protocol):
+    """One a worker; all calls come from its main thread.
+
+    A slot that is written belongs to no adapter that can be asked for, but work on its former one may still be queued
+    on the model's stream: the first change to the slot comes after that.
+    """
+
+    def mapped(self, segment: memoryview) -> None:
+        """A segment's read-only mapping, page-aligned, that sources will lie in: a chance to register it as pinned.
+
+        It stays where it is until ``unmapped``. Must not raise where registering fails: such sources are then copied
+        another way.
+        """
+
+    def unmapped(self, segment: memoryview) -> None:
+        """The mapping is about to go: wait for writes that read it, and forget it."""
+
+    def write(self, plan: Plan, data: memoryview, slot: int, scales: npt.NDArray[np.float32]) -> Pending:
+        """Start to bring all of ``plan``'s tiles and switches of ``slot`` to what they must be.
+
+        ``data`` is the revision's data, ``plan.data_bytes`` of them, inside a mapping that ``mapped`` was told of;
+        its address is a multiple of 64. ``scales`` holds what the moves' SCALE_INDEX points to. Raises RuntimeError
+        where nothing could be started; the slot may hold anything then.
+        """
