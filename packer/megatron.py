@@ -4,13 +4,17 @@ A folder holds ``adapter_config.json`` as PEFT writes it, ``megatron.json`` with
 ``adapter-tp{t}-ep{e}-pp{p}.safetensors`` for every rank of tensor, expert and pipeline parallelism. Tensors bear PEFT's
 names, layers and experts numbered as in the whole model, and are the rank's part of the whole tensor:
 
-- a column-parallel module (q, k, v, gate, up, q_b, kv_b) has all of A on every tensor rank, and its rows of B;
+- a column-parallel module (q, k, v, gate, up, q_b, kv_b, eh) has all of A on every tensor rank, and its rows of B:
+  even slices, in the order of the ranks;
 - a row-parallel one (o, down) has its columns of A, and all of B;
-- every other one (q_a, kv_a, router, indexer, eh) is whole on every tensor rank;
+- q_a and kv_a, which Megatron splits only where Transformer Engine is absent, are column-parallel if ``megatron.json``
+  lists them in ``column_parallel``;
+- every other one (router, indexer) is whole on every tensor rank;
 - an expert is in the files of its expert rank, split over the tensor ranks in the same way, or whole where
   ``expert_tensor`` is 1.
 
-Copies, of which any number may be there, must agree in every byte.
+Copies, of which any number may be there, must agree in every byte. With whole experts, Megatron's expert ranks run
+through its tensor ranks, so that some pairs of ranks don't exist: files of those may be absent.
 """
 
 from __future__ import annotations
@@ -42,12 +46,18 @@ NAME = "megatron.json"
 FORMAT = "megatron-lora-shards"
 _MAX_SIZE = 1024
 _MAX_FILES = 4096
-_COLUMN_PARALLEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "q_b_proj", "kv_b_proj", "w1", "w3")
-_ROW_PARALLEL = ("o_proj", "down_proj", "w2")
+_COLUMN_PARALLEL = frozenset({
+    "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "q_b_proj", "kv_b_proj", "eh_proj", "w1", "w3",
+})  # fmt: skip
+_SOMETIMES_COLUMN_PARALLEL = frozenset({"q_a_proj", "kv_a_proj_with_mqa"})
+_ROW_PARALLEL = frozenset({"o_proj", "down_proj", "w2"})
 
 
 class Groups(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``megatron.json``: how many ranks there are of each kind of parallelism."""
+    """``megatron.json``: how many ranks there are of each kind of parallelism.
+
+    ``column_parallel`` names the modules that this trainer split by rows, beside those that all do.
+    """
 
     format: str
     version: int
@@ -55,6 +65,7 @@ class Groups(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expert: int
     pipeline: int
     expert_tensor: int
+    column_parallel: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, raw: bytes) -> Groups:
@@ -70,7 +81,28 @@ class Groups(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidRequest(f"{NAME}: there can't be {' x '.join(map(str, sizes))} shards", field=NAME)
         if groups.expert_tensor not in (1, groups.tensor):
             raise InvalidRequest(f"{NAME}: expert_tensor must be 1 or what tensor is", field="expert_tensor")
+        unknown = next((name for name in groups.column_parallel if name not in _SOMETIMES_COLUMN_PARALLEL), None)
+        if unknown is not None:
+            raise InvalidRequest(
+                f"{NAME}: column_parallel holds {shown(unknown)}; it may hold "
+                f"{', '.join(sorted(_SOMETIMES_COLUMN_PARALLEL))}",
+                field="column_parallel",
+            )
         return groups
+
+    def occurs(self, tensor: int, expert: int) -> bool:
+        """Whether a process with these two ranks exists: they both count through the processes of a stage."""
+        return self.expert_tensor == self.tensor or (tensor - expert) % math.gcd(self.tensor, self.expert) == 0
+
+    def axis(self, name: str) -> int | None:
+        """Along which axis tensor parallelism splits this tensor; None if it doesn't."""
+        if ".experts." in name and self.expert_tensor == 1:
+            return None
+        stem, _, factor = name.rpartition(".lora_")
+        module = stem.rpartition(".")[2]
+        if factor == "B.weight" and (module in _COLUMN_PARALLEL or module in self.column_parallel):
+            return 0
+        return 1 if factor == "A.weight" and module in _ROW_PARALLEL else None
 
 
 class _Shard(NamedTuple):
@@ -151,6 +183,8 @@ def _shards(folder: Path, groups: Groups) -> Iterator[_Shard]:
         for expert in range(groups.expert):
             for tensor in range(groups.tensor):
                 what = f"adapter-tp{tensor}-ep{expert}-pp{pipeline}.safetensors"
+                if not groups.occurs(tensor, expert) and not (folder / what).exists():
+                    continue
                 file = map_file(confined(folder, what))
                 yield _Shard(what, (tensor, expert, pipeline), parse_header(file, what), np.frombuffer(file, np.uint8))
 
@@ -176,9 +210,7 @@ def _parts(shards: Sequence[_Shard]) -> dict[str, list[_Part]]:
 
 def _whole(name: str, parts: list[_Part], groups: Groups, shards: Sequence[_Shard]) -> _Whole:
     """How a tensor's parts make it up. Raises InvalidRequest where they don't, or where copies differ."""
-    axis = _axis(name)
-    expert = ".experts." in name
-    ranks = groups.expert_tensor if expert else groups.tensor
+    axis, ranks = groups.axis(name), groups.tensor
     if axis is None or ranks == 1:
         _same(name, parts, shards)
         return _Whole(parts[0].spec.shape, parts[:1], 0)
@@ -198,15 +230,6 @@ def _whole(name: str, parts: list[_Part], groups: Groups, shards: Sequence[_Shar
     rows, columns = first
     whole = (rows * ranks, columns) if axis == 0 else (rows, columns * ranks)
     return _Whole(whole, ordered, axis)
-
-
-def _axis(name: str) -> int | None:
-    """Along which axis tensor parallelism splits this tensor; None if it doesn't."""
-    stem, _, factor = name.rpartition(".lora_")
-    module = stem.rpartition(".")[2]
-    if module in _COLUMN_PARALLEL and factor == "B.weight":
-        return 0
-    return 1 if module in _ROW_PARALLEL and factor == "A.weight" else None
 
 
 def _same(name: str, copies: Sequence[_Part], shards: Sequence[_Shard]) -> None:

@@ -17,7 +17,7 @@ from tests.packer.adapters import Tensors, packed
 from tests.packer.moe import base, config, folder_of, per_expert
 from wire.outcomes import InvalidRequest, RoostError, Unfit
 
-COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "q_b_proj", "kv_b_proj", "w1", "w3")
+COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "q_b_proj", "kv_b_proj", "eh_proj", "w1", "w3")
 ROW = ("o_proj", "down_proj", "w2")
 TOPOLOGIES = [(1, 1, 1, 1), (2, 1, 1, 2), (1, 4, 1, 1), (2, 2, 3, 1), (2, 2, 1, 2), (1, 1, 3, 1)]
 
@@ -125,6 +125,7 @@ def test_shards_that_do_not_fit_each_other_are_refused(
         ({"tensor": 0}, "can't be"),
         ({"pipeline": 10**9}, "can't be"),
         ({"expert_tensor": 3}, "expert_tensor must be"),
+        ({"column_parallel": ["o_proj"]}, "column_parallel holds 'o_proj'"),
         ({"data": 1}, "malformed"),
     ],
 )
