@@ -1,0 +1,113 @@
+"""The arena's mapping as pinned memory, through CUDA's driver: the runtime's functions that torch shows do not copy
+from a bare address, and an error of theirs would stay behind for whoever asks next.
+
+Registering takes the host's memory for the whole mapping and a while for that: it is done in a thread, chunk by chunk,
+so that neither steps nor installs wait for it. One transfer never spans two chunks: the driver refuses that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 256 << 20
+
+_PORTABLE, _READ_ONLY = 0x01, 0x08  # CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY
+
+
+class PinnedMapping:
+    """``size`` bytes at ``address``, mapped read-only, being registered from the first on.
+
+    The driver's context is that of the thread that makes this. ``close`` before the mapping goes.
+    """
+
+    def __init__(self, address: int, size: int) -> None:
+        self.address, self.size = address, size
+        self._registered = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._register, args=(_context(),), name="roost-pin", daemon=True)
+        self._thread.start()
+
+    def has(self, address: int, size: int) -> bool:
+        """Whether the bytes are of this mapping."""
+        return self.address <= address and address + size <= self.address + self.size
+
+    def pinned(self, address: int, size: int) -> bool:
+        """Whether all of the bytes are registered by now."""
+        return address + size <= self.address + self._registered
+
+    def parts(self, address: int, size: int) -> Iterator[tuple[int, int]]:
+        """The bytes as (address, size), one a chunk."""
+        end = address + size
+        while address < end:
+            limit = self.address + ((address - self.address) // CHUNK_BYTES + 1) * CHUNK_BYTES
+            yield address, min(end, limit) - address
+            address = limit
+
+    def join(self) -> None:
+        """Wait until as much is registered as will be."""
+        self._thread.join()
+
+    def close(self) -> None:
+        """Stop registering and undo it. No transfer may be under way."""
+        self._stopping = True
+        self._thread.join()
+        for start in range(0, self._registered, CHUNK_BYTES):
+            _call("cuMemHostUnregister", ctypes.c_void_p(self.address + start))
+        self._registered = 0
+
+    def _register(self, context: ctypes.c_void_p) -> None:
+        _call("cuCtxSetCurrent", context)
+        while self._registered < self.size and not self._stopping:
+            size = min(CHUNK_BYTES, self.size - self._registered)
+            try:
+                _call(
+                    "cuMemHostRegister_v2",
+                    ctypes.c_void_p(self.address + self._registered),
+                    ctypes.c_size_t(size),
+                    ctypes.c_uint(_PORTABLE | _READ_ONLY),
+                )
+            except RuntimeError as error:
+                logger.warning(
+                    "only %d of the arena's %d bytes can be pinned, others are copied on the way to the device: %s",
+                    self._registered, self.size, error,
+                )  # fmt: skip
+                return
+            self._registered += size
+
+
+def copy_to_device(destination: int, source: int, size: int, stream: int) -> None:
+    """Start a copy of ``size`` bytes from the host to the device on ``stream``. Raises RuntimeError."""
+    _call(
+        "cuMemcpyHtoDAsync_v2",
+        ctypes.c_uint64(destination),
+        ctypes.c_void_p(source),
+        ctypes.c_size_t(size),
+        ctypes.c_void_p(stream),
+    )
+
+
+def _context() -> ctypes.c_void_p:
+    context = ctypes.c_void_p()
+    _call("cuCtxGetCurrent", ctypes.byref(context))
+    return context
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Raises RuntimeError with the driver's name for what went wrong."""
+    result = getattr(_driver(), name)(*arguments)
+    if result:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorName(result, ctypes.byref(text))
+        raise RuntimeError(f"{name}: {(text.value or b'unknown').decode()} ({result})")
