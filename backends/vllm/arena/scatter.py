@@ -132,18 +132,9 @@ def switch(addresses: torch.Tensor, values: torch.Tensor, slot: int) -> None:
 
 
 @triton.jit(do_not_specialize=["start", "slot"])  # type: ignore[untyped-decorator]
-def _scatter(
-    table: Any,
-    moves: Any,
-    firsts: Any,
-    source: Any,
-    start: Any,
-    scales: Any,
-    slot: Any,
-    dtype: tl.constexpr,
-    item: tl.constexpr,
-    size: tl.constexpr,
-) -> None:
+def _scatter(  # type: ignore[no-untyped-def]
+    table, moves, firsts, source, start, scales, slot, dtype: tl.constexpr, item: tl.constexpr, size: tl.constexpr
+):
     block = tl.program_id(0)
     row = table + tl.load(moves + block).to(tl.int64) * _COLUMNS
     dst_rows = tl.load(row + _DST_ROWS).to(tl.int32)
@@ -170,7 +161,7 @@ def _scatter(
 
 
 @triton.jit(do_not_specialize=["count", "slot"])  # type: ignore[untyped-decorator]
-def _switch(addresses: Any, values: Any, count: Any, slot: Any, size: tl.constexpr) -> None:
+def _switch(addresses, values, count, slot, size: tl.constexpr):  # type: ignore[no-untyped-def]
     index = tl.arange(0, size)
     there = index < count
     places = tl.load(addresses + index, mask=there, other=0).to(tl.pointer_type(tl.int32)) + slot
