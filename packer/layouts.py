@@ -22,10 +22,10 @@ BLOCKWISE = "stacked-by-block"
 OUTER = "outer"
 # each in a person's words
 LAYOUTS = {
-    PER_EXPERT: "tensors of its own for each expert",
-    STACKED: "stacked, B's columns with the expert varying fastest (PEFT's and vLLM's order)",
-    BLOCKWISE: "stacked, B's columns in blocks of one expert",
-    OUTER: "three dimensions, experts first",
+    PER_EXPERT: "each has tensors of its own",
+    STACKED: "stacked; in B's columns the expert varies fastest (the order of PEFT and vLLM)",
+    BLOCKWISE: "stacked; B's columns are one expert's after another's",
+    OUTER: "stacked in three dimensions, experts first",
 }
 OUTER_NAMES = {"experts.gate": "w1", "experts.up": "w3", "experts.down": "w2"}
 # the modules that a stacked adapter can hold

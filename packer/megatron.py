@@ -90,6 +90,11 @@ class Groups(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         return groups
 
+    def words(self) -> str:
+        """For a person: what the adapter was split over."""
+        experts = "whole" if self.expert_tensor < self.tensor else "split alike"
+        return f"tensor {self.tensor} (experts {experts}), expert {self.expert}, pipeline {self.pipeline}"
+
     def occurs(self, tensor: int, expert: int) -> bool:
         """Whether a process with these two ranks exists: they both count through the processes of a stage."""
         return self.expert_tensor == self.tensor or (tensor - expert) % math.gcd(self.tensor, self.expert) == 0
@@ -137,6 +142,7 @@ def is_sharded(folder: Path) -> bool:
 class ShardedAdapter(NamedTuple):
     """Shards, opened and fitted together: what they say of themselves, and whole tensors by name."""
 
+    groups: Groups
     adapter: Adapter
     wholes: dict[str, _Whole]
     shards: list[_Shard]
@@ -160,7 +166,8 @@ def open_shards(folder: Path) -> ShardedAdapter:
     if layout_of(wholes) != PER_EXPERT:
         raise Unfit("the shards hold stacked experts: each expert's tensors are read, by its number", field=NAME)
     specs = {name: TensorSpec(dtype, whole.shape, (0, 0)) for name, whole in wholes.items()}
-    return ShardedAdapter(Adapter(config, Tensors.of(specs), {}, PEFT_PREFIX, dtype, "the shards"), wholes, shards)
+    adapter = Adapter(config, Tensors.of(specs), {}, PEFT_PREFIX, dtype, "the shards")
+    return ShardedAdapter(groups, adapter, wholes, shards)
 
 
 def pack_megatron(folder: Path, shape: BaseShape, out: Sink, *, progress: Progress | None = None) -> ArtifactFacts:

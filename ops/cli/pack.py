@@ -39,15 +39,15 @@ def pack(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The revision file to write.")
     ] = None,
     look: Annotated[
-        bool, typer.Option("--inspect", help="Write nothing: say what the adapter is, and whether it fits the base.")
+        bool, typer.Option("--inspect", help="Write nothing: say what the adapter is, as `roost inspect` does.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Pack an adapter into a revision file: the same bytes in serving order, exactly reversible."""
-    shape = BaseShape.from_config(read_bounded(base_config, MAX_CONFIG_BYTES)) if base_config else None
     if look:
-        show_inspection(adapter.name, inspection.inspect(adapter, shape), as_json=as_json)
+        inspect(adapter, base_config, as_json)
         return
+    shape = _shape_of(base_config)
     if shape is None or output is None:
         missing = "--base-config" if shape is None else "--output"
         raise InvalidRequest(f"packing needs {missing}", field=missing.strip("-"))
@@ -90,11 +90,14 @@ def inspect(
     """Show what an adapter is, and whether it would be taken. Exits with 6 where it would not."""
     if not path.exists():
         raise NotFound(f"there is no {path}", field="path")
-    shape = BaseShape.from_config(read_bounded(base_config, MAX_CONFIG_BYTES)) if base_config else None
-    found = inspection.inspect(path, shape)
+    found = inspection.inspect(path, _shape_of(base_config))
     show_inspection(path.name, found, as_json=as_json)
     if found.refusal:
         raise typer.Exit(exit_code(Unfit(found.refusal)))
+
+
+def _shape_of(base_config: Path | None) -> BaseShape | None:
+    return BaseShape.from_config(read_bounded(base_config, MAX_CONFIG_BYTES)) if base_config else None
 
 
 def decode_config(text: str) -> bytes:

@@ -671,7 +671,10 @@ def test_an_adapter_is_explained_before_it_is_packed(roost: Roost, adapter: Path
     assert "Would be taken" in told
     assert json.loads(roost("pack", folder, "--inspect", "--json", cwd=tmp_path).stdout)["refusal"] == ""
     (tmp_path / "broken").mkdir()
-    assert "Would be refused" in roost("pack", "broken", "--inspect", cwd=tmp_path).stdout
+    done = roost("pack", "broken", "--inspect", cwd=tmp_path)
+    assert "Would be refused" in done.stdout
+    assert done.returncode == 6
+    assert roost("pack", "nothing", "--inspect", cwd=tmp_path).returncode == 5
     assert "packing needs --base-config" in roost("pack", folder, cwd=tmp_path).stderr
     assert "packing needs --output" in roost("pack", folder, "--base-config", config, cwd=tmp_path).stderr
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import torch
 
-from packer.inspect import PEFT, REVISION, inspect, ranges
+from packer.inspect import MEGATRON, PEFT, REVISION, inspect, ranges
 from packer.revision import RevisionFile
 from packer.shape import BaseShape
+from tests.packer import moe
 from tests.packer.adapters import config_for, packed, shape_of, tensors_for, write_folder
+from tests.packer.test_megatron_core import Groups, trained
 
 
 def test_a_folder_is_described_with_its_digest_to_be(
@@ -57,6 +59,48 @@ def test_a_refusal_is_told_with_what_is_known(adapter: Path, revision: bytes, sh
     assert "for another base" in inspect(path, shape_of(hidden_size=32)).refusal
 
 
+def test_what_is_refused_at_first_sight_is_measured_all_the_same(
+    shape: BaseShape, revision: bytes, tmp_path: Path
+) -> None:
+    magnitudes = inspect(write_folder(tmp_path / "dora", tensors_for(shape), config_for(use_dora=True)))
+    assert "DoRA" in magnitudes.refusal
+    assert (magnitudes.tensors, magnitudes.dtypes) == (42, ("F32",))
+    tensors = tensors_for(shape)
+    name = next(iter(tensors))
+    tensors[name] = tensors[name].half()
+    mixed = inspect(write_folder(tmp_path / "mixed", tensors, config_for()))
+    assert "mixes dtypes" in mixed.refusal
+    assert mixed.dtypes == ("F16", "F32")
+    stock = inspect(tmp_path / "mixed" / "adapter_model.safetensors")
+    assert "not a revision file" in stock.refusal
+    assert stock.tensors == 42
+    (tmp_path / "text").write_text("no tensors at all")
+    assert inspect(tmp_path / "text").tensors == 0
+
+
+def test_a_job_says_how_it_was_split(tmp_path: Path) -> None:
+    shape = moe.base("GLM-5")
+    groups = Groups(4, tensor=2, expert=4)
+    folder = trained(tmp_path / "s", moe.per_expert(shape), moe.CONFIGS["GLM-5"], groups, moe.config())
+    seen = inspect(folder, shape)
+    assert (seen.kind, seen.job) == (MEGATRON, "tensor 2 (experts whole), expert 4, pipeline 1")
+    assert seen.further == "3"
+
+
+def test_fused_experts_are_told_as_the_base_has_them(tmp_path: Path) -> None:
+    for name, alternating in (("gpt-oss", True), ("Qwen3-MoE", False)):
+        settings = moe.config(target_parameters=["experts.gate_up_proj", "experts.down_proj"])
+        folder = moe.folder_of(tmp_path / name, moe.stacked(moe.base(name))[0], settings)
+        fused = {row.module: row for row in inspect(folder, moe.base(name)).modules}
+        assert fused["experts.gate_up"].alternating is alternating
+        assert not fused["experts.down"].alternating
+        assert not any(row.alternating for row in inspect(folder).modules), "unknown without a base"
+
+
 def test_layers_are_written_as_ranges() -> None:
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
     assert ranges([]) == ""
+    assert ranges([4]) == "4"
+    assert ranges([0, 1, 2, *range(6, 75, 4), 77]) == "0-2, 6-74 by 4, 77"
+    assert ranges([1, 3, 5]) == "1, 3, 5"
+    assert ranges([0, 2, 4, 6, 7, 8, 9]) == "0-6 by 2, 7-9"

@@ -9,8 +9,9 @@ rank's ``local_experts``, and the layers of a stage.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -66,9 +67,9 @@ def split(whole: torch.Tensor, dimension: int, rank: int, size: int, stride: int
 class Trainer:
     """A process of a job that adapts each projection: it holds what its ranks have of the whole adapter's tensors."""
 
-    def __init__(self, tensors: Tensors, name: str, groups: Groups, process: Process) -> None:
+    def __init__(self, tensors: Tensors, base_config: Mapping[str, Any], groups: Groups, process: Process) -> None:
         self.tensors, self.groups, self.process = tensors, groups, process
-        self.config = CONFIGS[name]
+        self.config = base_config
         self.own: Tensors = {}
 
     def factors(self, stem: str) -> Factors:
@@ -170,10 +171,12 @@ class Trainer:
         return self.own
 
 
-def trained(folder: Path, tensors: Tensors, name: str, groups: Groups) -> Path:
-    """What all processes of the job save."""
+def trained(
+    folder: Path, tensors: Tensors, base_config: Mapping[str, Any], groups: Groups, settings: dict[str, Any]
+) -> Path:
+    """What all processes of the job save; ``settings`` are the adapter's."""
     folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps(config()))
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
     body = {
         "format": "megatron-lora-shards", "version": 1, "tensor": groups.tensor, "expert": groups.expert,
         "pipeline": groups.pipeline, "expert_tensor": groups.expert_tensor,
@@ -183,7 +186,7 @@ def trained(folder: Path, tensors: Tensors, name: str, groups: Groups) -> Path:
     for number in range(groups.world):
         process = Process.of(number, groups)
         file = f"adapter-tp{process.tensor}-ep{process.expert}-pp{process.stage}.safetensors"
-        save_file(Trainer(tensors, name, groups, process).run(), folder / file)
+        save_file(Trainer(tensors, base_config, groups, process).run(), folder / file)
     return folder
 
 
@@ -209,11 +212,12 @@ JOBS = [
 def test_what_a_job_saves_is_the_whole_adapter(name: str, groups: Groups, tmp_path: Path) -> None:
     tensors = per_expert(base(name))
     whole = packed(folder_of(tmp_path / "whole", tensors, config()), base(name))
-    assert merged(trained(tmp_path / "shards", tensors, name, groups), name) == whole
+    assert merged(trained(tmp_path / "shards", tensors, CONFIGS[name], groups, config()), name) == whole
 
 
 def test_only_files_of_ranks_that_can_not_be_may_be_absent(tmp_path: Path) -> None:
-    folder = trained(tmp_path / "s", per_expert(base("Kimi-K2")), "Kimi-K2", Groups(4, tensor=2, expert=4))
+    tensors = per_expert(base("Kimi-K2"))
+    folder = trained(tmp_path / "s", tensors, CONFIGS["Kimi-K2"], Groups(4, tensor=2, expert=4), config())
     assert {path.stem[8:] for path in folder.glob("*.safetensors")} == {
         "tp0-ep0-pp0", "tp1-ep1-pp0", "tp0-ep2-pp0", "tp1-ep3-pp0",
     }  # fmt: skip
