@@ -1,8 +1,8 @@
 """The arena's memory: one shared segment of the host, mapped once by us and by engines that can.
 
-An extent's data has a record of HEADER_BYTES before it: magic, generation, length, digest. It is written when the data
-is whole and zeroed before the room is given away, so that whoever maps the segment can check, before and after a
-copy, that it copied what was meant. The file is made by hand: ``multiprocessing.shared_memory`` has a tracker that
+An extent's data has a record of HEADER_BYTES before it (``backends.extent_record``). It is written when the data is
+whole and zeroed before the room is given away, so that whoever maps the segment can check, before and after a copy,
+that it copied what was meant. The file is made by hand: ``multiprocessing.shared_memory`` has a tracker that
 unlinks a segment when the process that made it is killed, under the eyes of engines that have it mapped.
 """
 
@@ -11,18 +11,16 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import struct
 from pathlib import Path
 
 from blake3 import blake3
 
+from backends import extent_record
 from wire.outcomes import ArtifactUnavailable, StorageFull
 
 from .extents import HEADER_BYTES, Extent
 
-_ROOT = Path("/dev/shm")  # noqa: S108
-_MAGIC = b"roostext"
-_RECORD = struct.Struct("<8sQQ32s")
+_ROOT = extent_record.SEGMENTS
 
 
 def segment_name(node: str, run_dir: str) -> str:
@@ -74,14 +72,16 @@ class Arena:
 
     def seal(self, extent: Extent, digest: str) -> None:
         """The extent is whole: write its record."""
-        _RECORD.pack_into(
-            self._map, extent.offset - HEADER_BYTES, _MAGIC, extent.generation, extent.length, bytes.fromhex(digest)
+        extent_record.write(
+            self._view, extent.offset, generation=extent.generation, length=extent.length, digest=digest
         )
 
     def read(self, extent: Extent) -> memoryview:
         """The extent's bytes, read-only. Raises ArtifactUnavailable where it was given away meanwhile."""
-        magic, generation, length, _ = _RECORD.unpack_from(self._map, extent.offset - HEADER_BYTES)
-        if (magic, generation, length) != (_MAGIC, extent.generation, extent.length):
+        named = extent_record.matches(
+            self._view, extent.offset, generation=extent.generation, length=extent.length, digest=None
+        )
+        if not named:
             raise ArtifactUnavailable(f"extent {extent.generation} of the arena was given away")
         return self._data(extent).toreadonly()
 

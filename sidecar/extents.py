@@ -6,10 +6,10 @@ from bisect import bisect_left, insort
 
 import msgspec
 
+from backends.extent_record import HEADER_BYTES as HEADER_BYTES
+
 # a page: blocks begin at one and take whole ones, so that no two extents share a page
 ALIGN = 4096
-# each extent's record (arena.py) takes these first bytes of its block; the data begins right after them
-HEADER_BYTES = 64
 
 
 class Extent(msgspec.Struct, frozen=True, order=True):

@@ -12,7 +12,7 @@ import msgspec
 from backends.interface import InstallFailed, InstallRefused, InstallUncertain, Removal
 from wire.outcomes import EngineFailed
 
-from .terms import ENGINE_ROUTE, FAILED, REFUSED
+from .terms import ENGINE_ROUTE, FAILED, OUT_OF_REACH, REFUSED
 
 # the list of models grows with the adapters; nothing else that we read is long
 MAX_ANSWER_BYTES = 16 << 20
@@ -45,7 +45,10 @@ class _ModelList(msgspec.Struct, frozen=True):
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
-    """What our plug-in reports. ``adapters`` maps each adapter to the number of unfinished requests that name it."""
+    """What our plug-in reports. ``adapters`` maps each adapter to the number of unfinished requests that name it.
+
+    ``arena``: a load may name an extent of the host's arena.
+    """
 
     plugin: int
     slots: int
@@ -53,6 +56,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     dtype: str
     targets: tuple[str, ...]
     adapters: dict[str, int]
+    arena: bool = False
 
 
 class Unreachable(EngineFailed):
@@ -61,6 +65,10 @@ class Unreachable(EngineFailed):
 
 class Unanswered(EngineFailed):
     """The request may have been sent, and its answer did not come in time or not whole."""
+
+
+class ArenaOutOfReach(InstallFailed):
+    """The engine can't map the arena's segment."""
 
 
 class VllmClient:
@@ -99,12 +107,13 @@ class VllmClient:
         status, _ = await self._call("GET", "/v1/load_lora_adapter", timeout_s)
         return status == 405
 
-    async def load(self, adapter: str, folder: str, timeout_s: float) -> None:
-        """Load an adapter; one that is loaded already is fine, since its name stands for its content.
+    async def load(self, adapter: str, path: str, timeout_s: float) -> None:
+        """Load an adapter from a folder or an extent; one that is loaded already is fine: its name stands for its
+        content.
 
-        Raises InstallRefused, InstallFailed or InstallUncertain.
+        Raises InstallRefused, InstallFailed (ArenaOutOfReach too) or InstallUncertain.
         """
-        call = {"lora_name": adapter, "lora_path": folder}
+        call = {"lora_name": adapter, "lora_path": path}
         try:
             status, body = await self._call("POST", "/v1/load_lora_adapter", timeout_s, call)
         except Unreachable as error:
@@ -116,6 +125,8 @@ class VllmClient:
             return
         if REFUSED in message:
             raise InstallRefused(message.partition(REFUSED)[2])
+        if OUT_OF_REACH in message:
+            raise ArenaOutOfReach(message.partition(OUT_OF_REACH)[2])
         if FAILED in message:
             raise InstallFailed(message.partition(FAILED)[2])
         refused = status == 400 or (status == 500 and _STOCK_REFUSAL.search(message))

@@ -3,21 +3,30 @@
 The core handles calls and requests from one queue, in order, so each of these functions sees every request that was
 sent before it. The core keeps its own list of the adapters that answer, which vLLM's cache never outgrows: nothing is
 ever evicted, hence nothing is ever read again from a path that may be gone, inside a step, at the price of the engine.
+
+Where an adapter's bytes take a while (a transfer to a device), steps go on: the call is answered by a Future, which the
+core's loop completes between two of them.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
-from vllm.v1.engine.core import EngineCore
+from vllm.logger import init_logger
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
 from . import versions
-from .terms import FAILED, PLUGIN_VERSION, REFUSED
+from .terms import FAILED, PENDING, PLUGIN_VERSION, REFUSED
 
+logger = init_logger(__name__)
+
+_stock_init = EngineCore.__init__
 _stock_add_request = EngineCore.add_request
 _stock_add_lora = EngineCore.add_lora
 _stock_remove_lora = EngineCore.remove_lora
+_stock_process_input_queue = EngineCoreProc._process_input_queue
 
 BUSY, REMOVED, ABSENT = "busy", "removed", "absent"
 
@@ -26,14 +35,35 @@ class AdapterRefused(ValueError):
     """The message, which is all that reaches the driver, says whether trying again may help."""
 
 
+class Load(NamedTuple):
+    """An adapter whose bytes are on their way: nobody is told of it yet."""
+
+    name: str
+    answer: Future[bool]
+
+
 def patch() -> None:
     """Replace the core's adapter methods. Raises UnsupportedVllm."""
     versions.check(versions.CORE_SEAMS)
+    EngineCore.__init__ = initialise
     EngineCore.add_lora = add_lora
     EngineCore.remove_lora = remove_lora
     EngineCore.add_request = add_request
     EngineCore.roost_remove_lora = remove_unless_busy
     EngineCore.roost_report = report
+    EngineCoreProc._process_input_queue = process_input_queue
+
+
+@functools.wraps(_stock_init)
+def initialise(self: EngineCore, *args: Any, **kwargs: Any) -> None:
+    """Have the workers make ready for the arena before the first step."""
+    _stock_init(self, *args, **kwargs)
+    problems = ["adapters are not enabled"]
+    if self.vllm_config.lora_config is not None:
+        problems = [answer for answer in self.collective_rpc("roost_prepare") if answer]
+    self.roost_arena = not problems
+    if problems:
+        logger.warning("no installs through the arena: %s", problems[0])
 
 
 def adapters_of(core: EngineCore) -> dict[int, str]:
@@ -42,31 +72,78 @@ def adapters_of(core: EngineCore) -> dict[int, str]:
     return known
 
 
+def loads_of(core: EngineCore) -> dict[int, Load]:
+    """The loads that are under way, by id."""
+    loads: dict[int, Load] = vars(core).setdefault("roost_loads", {})
+    return loads
+
+
 # vLLM decodes the argument by the annotation of the method it calls, so the stock signature must show through
 @functools.wraps(_stock_add_lora)
-def add_lora(self: EngineCore, lora_request: Any) -> bool:
-    """Load an adapter into a free slot. Raises AdapterRefused; then neither the id nor a slot is taken."""
-    known = adapters_of(self)
+def add_lora(self: EngineCore, lora_request: Any) -> bool | Future[bool]:
+    """Load an adapter into a free slot. Raises AdapterRefused, or its Future does; then neither the id nor a slot is
+    taken.
+    """
+    lora_id, name = lora_request.lora_int_id, lora_request.lora_name
+    known, loads = adapters_of(self), loads_of(self)
     slots = self.vllm_config.lora_config.max_loras if self.vllm_config.lora_config else 0
     if lora_request.load_inplace:
         raise AdapterRefused(f"{REFUSED}an adapter's name stands for its content: nothing is loaded in place")
-    if lora_request.lora_int_id in known:
-        if known[lora_request.lora_int_id] == lora_request.lora_name:
-            return True
-        raise AdapterRefused(f"{FAILED}id {lora_request.lora_int_id} is taken: do several API servers count alone?")
-    if len(known) >= slots:
-        raise AdapterRefused(f"{FAILED}no free slot: {len(known)} of {slots} are taken")
-    problems = [answer for answer in self.collective_rpc("roost_add_lora", args=(lora_request,)) if answer]
+    if known.get(lora_id) == name:
+        return True
+    if lora_id in known or lora_id in loads:
+        raise AdapterRefused(f"{FAILED}id {lora_id} is taken: do several API servers count alone?")
+    if len(known) + len(loads) >= slots:
+        raise AdapterRefused(f"{FAILED}no free slot: {len(known) + len(loads)} of {slots} are taken")
+    if _settled(self, lora_id, self.collective_rpc("roost_add_lora", args=(lora_request,))):
+        known[lora_id] = name
+        return True
+    load = loads[lora_id] = Load(name, Future())
+    finish_loads(self)
+    return load.answer
+
+
+def _settled(core: EngineCore, lora_id: int, answers: list[str]) -> bool:
+    """Whether all workers have the adapter. Raises AdapterRefused where one can't, once none has."""
+    problems = [answer for answer in answers if answer and answer != PENDING]
     if problems:
-        _stock_remove_lora(self, lora_request.lora_int_id)  # from the workers that did load it
+        core.collective_rpc("roost_drop_lora", args=(lora_id,))
         raise AdapterRefused(problems[0])
-    known[lora_request.lora_int_id] = lora_request.lora_name
-    return True
+    return not any(answers)
+
+
+def finish_loads(core: EngineCore) -> None:
+    """Answer the loads that are through; all of them, after a wait, where the core has nothing else to do."""
+    loads = loads_of(core)
+    for lora_id, load in list(loads.items()):
+        wait = not _has_work(core)
+        try:
+            if not _settled(core, lora_id, core.collective_rpc("roost_finish_lora", args=(lora_id, wait))):
+                continue
+        except AdapterRefused as refusal:
+            del loads[lora_id]
+            load.answer.set_exception(refusal)
+        else:
+            del loads[lora_id]
+            adapters_of(core)[lora_id] = load.name
+            load.answer.set_result(True)
+
+
+def _has_work(core: EngineCore) -> bool:
+    """Whether the core's loop makes another step by itself; one without a loop never does."""
+    return isinstance(core, EngineCoreProc) and bool(core.has_work())
+
+
+@functools.wraps(_stock_process_input_queue)
+def process_input_queue(self: EngineCoreProc) -> None:
+    """Runs between any two steps; it waits for calls where there is no request, so loads are answered before."""
+    finish_loads(self)
+    _stock_process_input_queue(self)
 
 
 def remove_unless_busy(self: EngineCore, lora_id: int) -> str:
     """Free the adapter's slot unless an unfinished request, running, waiting or held, names it."""
-    if _outstanding(self).get(lora_id):
+    if _outstanding(self).get(lora_id) or lora_id in loads_of(self):
         return BUSY
     removed = _stock_remove_lora(self, lora_id)
     adapters_of(self).pop(lora_id, None)
@@ -101,6 +178,7 @@ def report(self: EngineCore) -> dict[str, Any]:
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "targets": sorted(set().union(*per_worker)),
         "adapters": {name: outstanding.get(lora_id, 0) for lora_id, name in adapters_of(self).items()},
+        "arena": self.roost_arena,
     }
 
 

@@ -1,7 +1,8 @@
-"""The vLLM driver: one server, started by us or attached to, with adapters as PEFT folders.
+"""The vLLM driver: one server, started by us or attached to.
 
-With our plug-in in the server, a removal frees the slot or answers BUSY. A stock server only forgets the name, and the
-driver says so. Either way the server must see this host's files: the load call carries a path.
+With our plug-in in the server, a load names the adapter's extent of the arena, which the engine has mapped, and a
+removal frees the slot or answers BUSY. A stock server gets a PEFT folder, and only forgets the name: the driver says
+so. Either way the server must be of this host: the load call carries a path.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from catalog.names import check_part
 from packer.unpack import write_engine_peft
 from wire.outcomes import ArtifactUnavailable, EngineFailed, InvalidRequest, StorageFull, Unfit
 
-from .client import EngineFacts, Unanswered, Unreachable, VllmClient
+from .client import ArenaOutOfReach, EngineFacts, Unanswered, Unreachable, VllmClient
 from .command import command_for, device_of
+from .extent_path import ExtentPath
 from .folders import AdapterFolders
 from .pulse import Pulse
 
@@ -71,6 +73,7 @@ class VllmBackend:
         # loads go to the engine one at a time: it would run those that wait together without a step in between
         self._turn = asyncio.Lock()
         self._limits: EngineLimits | None = None
+        self._takes_extents = False
         self._started_at = 0.0
         self._answered_at: float | None = None
         self._pulse: Pulse | None = None
@@ -181,6 +184,9 @@ class VllmBackend:
 
     def _limits_from(self, facts: EngineFacts | None) -> EngineLimits:
         settings = self.settings
+        self._takes_extents = facts is not None and facts.arena
+        if not self._takes_extents:
+            logger.warning("engine %s can't read the arena: adapters are written to folders for it", settings.name)
         if facts is not None:
             return EngineLimits(
                 slots=facts.slots, max_rank=facts.max_rank, targets=facts.targets, served_base=settings.base,
@@ -201,25 +207,44 @@ class VllmBackend:
         )  # fmt: skip
 
     async def install(self, adapter: Installable, timeout_s: float) -> None:
-        """Write the adapter's folder and load it. Raises InstallRefused, InstallFailed or InstallUncertain."""
+        """Have the engine load the adapter. Raises InstallRefused, InstallFailed or InstallUncertain."""
         deadline = time.monotonic() + timeout_s
         limits = await self._limits_for_install()
         if adapter.rank > limits.max_rank:
             raise InstallRefused(f"rank {adapter.rank} is above this engine's {limits.max_rank}", field="rank")
         async with self._my_turn(deadline):
-            folder = await self._write(adapter, limits.dtype)
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise InstallFailed(f"writing the folder of {adapter.adapter} took all the time there was")
-            try:
-                await self._connected().load(adapter.adapter, str(folder), left_s)
-            except InstallUncertain as error:
-                if self._process is not None and not self._process.alive:
-                    raise InstallFailed(f"the engine ended meanwhile: {error.message}") from error
-                raise
-            except (InstallRefused, InstallFailed):
-                await _to_the_end(self._folders.discard, adapter.adapter)
-                raise
+            if self._takes_extents and adapter.segment:
+                try:
+                    await self._load(adapter, str(_extent_of(adapter)), deadline)
+                except ArenaOutOfReach as error:
+                    self._takes_extents = False
+                    logger.warning(
+                        "engine %s can't read the arena (%s): adapters are written to folders for it",
+                        self.settings.name,
+                        error.message,
+                    )
+                else:
+                    return
+            await self._load_folder(adapter, limits.dtype, deadline)
+
+    async def _load_folder(self, adapter: Installable, dtype: str, deadline: float) -> None:
+        folder = await self._write(adapter, dtype)
+        try:
+            await self._load(adapter, str(folder), deadline)
+        except (InstallRefused, InstallFailed):
+            await _to_the_end(self._folders.discard, adapter.adapter)
+            raise
+
+    async def _load(self, adapter: Installable, path: str, deadline: float) -> None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise InstallFailed(f"there was no time left to load {adapter.adapter}")
+        try:
+            await self._connected().load(adapter.adapter, path, left_s)
+        except InstallUncertain as error:
+            if self._process is not None and not self._process.alive:
+                raise InstallFailed(f"the engine ended meanwhile: {error.message}") from error
+            raise
 
     async def _limits_for_install(self) -> EngineLimits:
         try:
@@ -322,6 +347,10 @@ async def _to_the_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     except asyncio.CancelledError:
         await asyncio.wait([working])
         raise
+
+
+def _extent_of(adapter: Installable) -> ExtentPath:
+    return ExtentPath(adapter.segment, adapter.offset, adapter.length, adapter.generation, adapter.digest)
 
 
 def _key_of(settings: EngineSettings) -> str:

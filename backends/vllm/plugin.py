@@ -21,9 +21,10 @@ def register() -> None:
     core.patch()
     worker.patch()
     if _is_cpu():
-        from . import cpu_kernels
+        from . import cpu_kernels, cpu_moe
 
         cpu_kernels.patch()
+        cpu_moe.patch()
     if _serves_http():
         from . import server
 

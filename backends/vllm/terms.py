@@ -7,10 +7,15 @@ ACTIVATION = "ROOST_ENGINE"
 # vLLM's own: where the server finds the bearer token that it asks for
 TOKEN_VARIABLE = "VLLM_API_KEY"  # noqa: S105 - a name, not a secret
 # raised when what the driver relies on changes
-PLUGIN_VERSION = 1
+PLUGIN_VERSION = 2
 
 ENGINE_ROUTE = "/roost/engine"
 
 # how a failed load's message goes on: trying again will not help, or may
 REFUSED = "adapter refused: "
 FAILED = "adapter not loaded: "
+# the engine's process can't map the arena's segment: the portable path may do
+OUT_OF_REACH = "arena out of reach: "
+
+# what a worker answers while an adapter's bytes are on their way
+PENDING = "pending"

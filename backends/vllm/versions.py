@@ -14,6 +14,8 @@ CORE_SEAMS = {
     "vllm.v1.engine.core:EngineCore.remove_lora": ("self", "lora_id"),
     "vllm.v1.engine.core:EngineCore.add_request": ("self", "request", "request_wave"),
     "vllm.v1.engine.core:EngineCore.collective_rpc": ("self", "method", "timeout", "args", "kwargs"),
+    "vllm.v1.engine.core:EngineCoreProc._process_input_queue": ("self",),
+    "vllm.v1.engine.core:EngineCoreProc.has_work": ("self",),
     "vllm.v1.engine.core:EngineCoreProc._send_error_outputs_to_client": ("self", "req_ids", "client_index"),
 }
 SERVER_SEAMS = {
@@ -34,6 +36,20 @@ CPU_SEAMS = {
         ("bgmv_expand_slice", ("slice_offset", "slice_size", "add_inputs")),
     )
 }
+
+
+CPU_MOE_SEAMS = {
+    "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:select_unquantized_moe_backend": ("moe_config",),
+    "vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.process_weights_after_loading": (
+        "self",
+        "layer",
+    ),
+    "vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.apply": (
+        "self", "output", "hidden_states", "w1", "w2", "topk_weights", "topk_ids", "activation", "global_num_experts",
+        "expert_map", "a1q_scale", "a2_scale", "workspace13", "workspace2", "expert_tokens_meta",
+        "apply_router_weight_on_input",
+    ),
+}  # fmt: skip
 
 
 class UnsupportedVllm(RuntimeError):

@@ -1,15 +1,23 @@
-"""Inside a worker process: load one adapter whole, or leave no trace of it."""
+"""Inside a worker process: load one adapter whole, or leave no trace of it.
+
+From an extent of the host's arena (``arena``), or as stock vLLM does from a PEFT folder.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 from vllm.v1.worker.worker_base import WorkerBase
 
+from .arena.install import Installer
+from .arena.prepare import installer_for
+from .arena.segment import OutOfReach
+from .extent_path import is_extent
 from .faults import is_adapters_fault
-from .terms import FAILED, REFUSED
+from .terms import FAILED, OUT_OF_REACH, REFUSED
 
 logger = init_logger(__name__)
 
@@ -18,32 +26,90 @@ _SUFFIX = "_proj"
 
 
 def patch() -> None:
-    """Give workers the methods that the core calls."""
+    """Give workers the methods that the core calls.
+
+    Each returns what went wrong, or "": an answer, since with several workers an exception of one would leave the
+    answers of the others in their queues, to be taken for the answers to the next call.
+    """
+    WorkerBase.roost_prepare = prepare
     WorkerBase.roost_add_lora = add_lora
+    WorkerBase.roost_finish_lora = finish_lora
+    WorkerBase.roost_drop_lora = drop_lora
     WorkerBase.roost_targets = targets
 
 
-def add_lora(self: Any, lora_request: LoRARequest) -> str:
-    """Load and activate an adapter. Returns what went wrong, or "": an answer, since with several workers an exception
-    of one would leave the answers of the others in their queues, to be taken for the answers to the next call.
-    """
-    manager = self.model_runner.lora_manager
-    adapters = manager._adapter_manager
+def prepare(self: Any) -> str:
+    """Make ready for installs through the arena. Returns why they can't be, or ""."""
+    self.roost_installer = None
     try:
-        adapter = manager._load_adapter(lora_request)
-        _check_layers(adapters, adapter)
-        adapters.add_adapter(adapter)
-        _check_shapes(adapters, adapter)
-        adapters.activate_adapter(adapter.id)
-    except Exception as error:  # whatever it was, the id and the slot must not stay taken
-        logger.exception("adapter %s was not loaded", lora_request.lora_name)
-        manager.remove_adapter(lora_request.lora_int_id)
-        return f"{REFUSED if is_adapters_fault(error) else FAILED}{str(error) or type(error).__name__}"
+        self.roost_installer = installer_for(self)
+    except Exception as error:
+        logger.exception("this worker can't read the arena")
+        return _told(error)
     return ""
 
 
+def add_lora(self: Any, lora_request: LoRARequest) -> str:
+    """Load and activate an adapter; PENDING says that ``finish_lora`` will tell."""
+    return _attempt(self, lora_request.lora_int_id, lambda: _add(self, lora_request))
+
+
+def finish_lora(self: Any, lora_id: int, wait: bool) -> str:
+    """Whether an adapter's bytes are all where they belong; PENDING while they are not, unless told to ``wait``."""
+    return _attempt(self, lora_id, lambda: _installer_of(self).finish(lora_id, wait=wait))
+
+
+def drop_lora(self: Any, lora_id: int) -> str:
+    """Free the slot of an adapter that is not on all workers, or not whole."""
+    try:
+        if self.roost_installer is not None:
+            self.roost_installer.abandon(lora_id)
+    except Exception:  # the device's fault, which the answer that is given anyway has told
+        logger.exception("adapter %d was dropped", lora_id)
+    self.model_runner.lora_manager.remove_adapter(lora_id)
+    return ""
+
+
+def _attempt(worker: Any, lora_id: int, work: Callable[[], str]) -> str:
+    try:
+        return work()
+    except Exception as error:  # whatever it was, the id and the slot must not stay taken
+        logger.exception("adapter %d was not loaded", lora_id)
+        drop_lora(worker, lora_id)
+        kind = REFUSED if is_adapters_fault(error) else OUT_OF_REACH if isinstance(error, OutOfReach) else FAILED
+        return f"{kind}{_told(error)}"
+
+
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _add(worker: Any, lora_request: LoRARequest) -> str:
+    if is_extent(lora_request.lora_path):
+        return _installer_of(worker).begin(lora_request)
+    manager = worker.model_runner.lora_manager
+    adapters = manager._adapter_manager
+    adapter = manager._load_adapter(lora_request)
+    _check_layers(adapters, adapter)
+    adapters.add_adapter(adapter)
+    _check_shapes(adapters, adapter)
+    adapters.activate_adapter(adapter.id)
+    return ""
+
+
+def _installer_of(worker: Any) -> Installer:
+    installer: Installer | None = worker.roost_installer
+    if installer is None:
+        raise OutOfReach("this engine could not make ready for the arena; its log says why")
+    return installer
+
+
 def targets(self: Any) -> list[str]:
-    """The modules that adapters may have on this model, without their ``_proj``, sorted."""
+    """The modules that adapters may have on this model, sorted: our names, or where the base is none of ours vLLM's
+    without their ``_proj``.
+    """
+    if self.roost_installer is not None:
+        return list(self.roost_installer.adaptable.targets())
     adapters = self.model_runner.lora_manager._adapter_manager
     packed = adapters.packed_modules_mapping
     wrapped = {name.rpartition(".")[2] for name in adapters.modules}

@@ -1,0 +1,142 @@
+"""All of a worker's model that adapters can reach, under our names, and the plan that brings a layout into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from packer.layouts import container_of
+from packer.modules import Place
+from packer.revision import check_pair
+from packer.shape import BaseShape
+from wire.outcomes import Unfit
+
+from .header import Layout
+from .modules import Experts, Given, Linear, other_stacks, wrapped_experts, wrapped_linears
+from .plan import Move, Plan, Switch
+
+_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
+_EXPERTS = ("experts.gate", "experts.up", "experts.down", "experts.gate_up")
+
+
+class Adaptable:
+    """Every stacked tensor of the wrapped modules, by the place of the base whose factors it holds.
+
+    ``split_over_layers``: this worker has some of the layers, others have the rest.
+    """
+
+    def __init__(
+        self,
+        base: BaseShape,
+        linears: Mapping[Place, Linear],
+        experts: Mapping[int, Experts],
+        rest: list[torch.Tensor],
+        *,
+        max_rank: int,
+        split_over_layers: bool = False,
+    ) -> None:
+        self._base = base
+        self._linears = linears
+        self._experts = experts
+        self._rest = rest
+        self._max_rank = max_rank
+        self._split_over_layers = split_over_layers
+
+    @classmethod
+    def of(cls, manager: Any, base: BaseShape, *, split_over_layers: bool) -> Adaptable:
+        """What vLLM's adapter manager has wrapped of a model whose config.json is ``base``'s."""
+        config = manager.lora_config
+        names = _Names(base, manager.model)
+        linears: dict[Place, Linear] = {}
+        experts: dict[int, Experts] = {}
+        rest: list[torch.Tensor] = []
+        for name, module in manager.modules.items():
+            layer = names.experts.get(name)
+            if layer is not None:
+                fused = base.get(Place(layer, "experts.gate_up"))
+                found = wrapped_experts(
+                    module,
+                    fully_sharded=config.fully_sharded_loras,
+                    interleaved=fused is not None and fused.interleaved,
+                )
+                if found is None:
+                    raise Unfit(f"{name} has experts of a kind that the plug-in does not know")
+                experts[layer] = found
+                continue
+            parts = manager.packed_modules.get(name, [name])
+            places = [names.linears.get(part) for part in parts]
+            slices = wrapped_linears(module, fully_sharded=config.fully_sharded_loras)
+            if len(slices) != len(parts) or None in places:
+                rest += other_stacks(module)
+                continue
+            linears.update((place, part) for place, part in zip(places, slices, strict=True) if place is not None)
+        return cls(base, linears, experts, rest, max_rank=config.max_lora_rank, split_over_layers=split_over_layers)
+
+    def targets(self) -> list[str]:
+        """Our names of the modules that adapters may have here, sorted."""
+        here = {place.module for place in self._linears}
+        layers = [self._base.modules[layer] for layer in self._experts]
+        return sorted(here.union(name for layer in layers for name in layer if name in _EXPERTS))
+
+    def plan(self, layout: Layout) -> Plan:
+        """Raises Unfit or ValueError for a pair that this model, or this engine, can't hold."""
+        given = {shape.pair.place: Given(index, shape) for index, shape in enumerate(layout.shapes)}
+        for one in given.values():
+            self._check(one)
+        switches: list[Switch] = []
+        moves = [Move(stack) for stack in self._rest]
+        for place, linear in self._linears.items():
+            moves += linear.moves(given.get(place))
+        for layer, experts in self._experts.items():
+            pairs = [given.get(Place(layer, name)) for name in _EXPERTS]
+            moves += experts.moves(*pairs)
+            switches += experts.switches(any(pairs))
+        return Plan.of(
+            [move for move in moves if move.tile.numel()],
+            switches,
+            source_dtype=_DTYPES[layout.dtype],
+            data_bytes=layout.data_bytes,
+        )
+
+    def _check(self, given: Given) -> None:
+        pair = given.shape.pair
+        place = pair.place
+        check_pair(pair, self._base)
+        if pair.rank > self._max_rank:
+            raise ValueError(f"{place} has rank {pair.rank}, above this engine's {self._max_rank}")
+        here = place.layer in self._experts if place.expert else place in self._linears
+        if not here and not self._elsewhere(place.layer):
+            raise ValueError(f"this engine adapts no {place}")
+
+    def _elsewhere(self, layer: int) -> bool:
+        """Whether another worker has the layer. Those that predict further tokens nobody has."""
+        if not self._split_over_layers or layer >= self._base.layers - self._base.mtp:
+            return False
+        return layer not in self._experts and all(place.layer != layer for place in self._linears)
+
+
+class _Names:
+    """What vLLM calls our places: linear modules' by name, and the layers of MoE modules."""
+
+    def __init__(self, base: BaseShape, model: Any) -> None:
+        self.linears: dict[str, Place] = {}
+        self.experts: dict[str, int] = {}
+        for place, name in _names(base, model):
+            if place.expert:
+                self.experts[name] = place.layer
+            else:
+                self.linears[name] = place
+
+
+def _names(base: BaseShape, model: Any) -> Iterator[tuple[Place, str]]:
+    from vllm.lora.utils import parse_fine_tuned_lora_name
+
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    if mapper is not None and hasattr(mapper, "get_rename_mapper"):
+        mapper = mapper.get_rename_mapper()
+    for place, module in base.places():
+        path = container_of(module.path) if place.expert else module.path
+        peft = f"base_model.model.model.layers.{place.layer}.{path}.lora_A.weight"
+        yield place, parse_fine_tuned_lora_name(peft, mapper)[0]

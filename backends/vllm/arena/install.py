@@ -1,0 +1,105 @@
+"""An install through the arena on one worker: everything is checked first, and a failure leaves the slot free.
+
+Between ``begin`` and the end of its write an adapter has its slot and cannot be asked for: the core tells nobody of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.request import LoRARequest
+
+from backends.vllm import extent_path
+from backends.vllm.extent_path import ExtentPath
+from backends.vllm.terms import PENDING
+
+from .adaptable import Adaptable
+from .header import Headers, Layout, Recent
+from .plan import Plan
+from .segment import Segment, Segments
+from .writer import Pending, SlotWriter
+
+# plans are small beside a model; targets times ranks is what tells them apart
+_MAX_PLANS = 64
+
+
+class Written(LoRAModel):  # type: ignore[misc]
+    """An adapter whose numbers are in its slot and nowhere else."""
+
+    def __init__(self, lora_id: int, rank: int) -> None:
+        super().__init__(lora_id, rank, {})
+
+    def get_lora(self, module_name: str) -> Any:
+        raise RuntimeError(f"adapter {self.id} was written into its slot once and can't be activated again")
+
+
+class _Install(NamedTuple):
+    extent: ExtentPath
+    segment: Segment
+    pending: Pending
+
+
+class Installer:
+    """``manager`` is vLLM's adapter manager. All calls come from the worker's main thread."""
+
+    def __init__(self, manager: Any, adaptable: Adaptable, writer: SlotWriter, segments: Segments) -> None:
+        self.adaptable = adaptable
+        self._manager = manager
+        self._writer = writer
+        self._segments = segments
+        self._headers = Headers()
+        self._plans: Recent[Layout, Plan] = Recent(_MAX_PLANS)
+        self._under_way: dict[int, _Install] = {}
+
+    def begin(self, request: LoRARequest) -> str:
+        """Start to write an adapter: PENDING, or "" where that is over already.
+
+        Raises ValueError (the adapter, or the path, will never do), StaleExtent, OutOfReach or RuntimeError.
+        """
+        extent = extent_path.parse(request.lora_path)
+        segment = self._segments.get(extent.segment)
+        segment.check(extent)
+        file = segment.data(extent)
+        revision = self._headers.read(file)
+        plan = self._plans.get(revision.layout, lambda: self.adaptable.plan(revision.layout))
+        slot = self._free_slot()
+        pending = self._writer.write(plan, file[revision.data_start :], slot, revision.scales)
+        rank = max(shape.pair.rank for shape in revision.layout.shapes)
+        self._take(slot, Written(request.lora_int_id, rank))
+        self._under_way[request.lora_int_id] = _Install(extent, segment, pending)
+        return self.finish(request.lora_int_id, wait=False)
+
+    def finish(self, lora_id: int, *, wait: bool) -> str:
+        """PENDING, or "" once the adapter is whole in its slot. Raises StaleExtent where it is something else."""
+        install = self._under_way.get(lora_id)
+        if install is None:
+            return ""
+        if wait:
+            install.pending.wait()
+        elif not install.pending.done():
+            return PENDING
+        del self._under_way[lora_id]
+        install.segment.check(install.extent)
+        return ""
+
+    def abandon(self, lora_id: int) -> None:
+        """Free the slot of an adapter that is not whole, once nothing writes to it any more."""
+        install = self._under_way.pop(lora_id, None)
+        try:
+            if install is not None:
+                install.pending.wait()
+        finally:
+            self._manager.remove_adapter(lora_id)
+
+    def _free_slot(self) -> int:
+        ids = self._manager.lora_index_to_id
+        if None not in ids:
+            raise RuntimeError(f"no free slot: {len(ids)} of {len(ids)} are taken")
+        return int(ids.index(None))
+
+    def _take(self, slot: int, adapter: Written) -> None:
+        """Register the adapter as loaded and active, as ``add_adapter`` and ``activate_adapter`` would."""
+        self._manager._registered_adapters[adapter.id] = adapter
+        self._manager._active_adapters[adapter.id] = None
+        self._manager.lora_index_to_id[slot] = adapter.id
