@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 VOCABULARY = 320
 # 32 is the smallest head that vLLM's CPU attention has
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 128, 2, 2, 1, 32
+EXPERTS, EXPERT_INTERMEDIATE = 4, 32
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -26,17 +27,22 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tiny_base(folder: Path, arch: str = "qwen3", seed: int = 0, layers: int = LAYERS) -> Path:
-    """Write a float32 checkpoint with its tokenizer into ``folder``; ``arch`` is qwen3, qwen2 or llama."""
+def make_tiny_base(
+    folder: Path, arch: str = "qwen3", seed: int = 0, layers: int = LAYERS, experts: int = EXPERTS
+) -> Path:
+    """Write a float32 checkpoint with its tokenizer into ``folder``; ``arch`` is qwen3, qwen2, llama or qwen3_moe."""
     import transformers
 
     classes: dict[str, tuple[Any, Any]] = {
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     }
     config_class, model_class = classes[arch]
-    extra = {} if arch == "qwen2" else {"head_dim": HEAD_DIM}
+    extra: dict[str, Any] = {} if arch == "qwen2" else {"head_dim": HEAD_DIM}
+    if arch == "qwen3_moe":
+        extra |= {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": EXPERT_INTERMEDIATE}
     config = config_class(
         vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_hidden_layers=layers,
         num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=512,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 from operator import attrgetter
+from typing import Any
 
-# tried end to end with this one (0.22.1 has the same seams); any other is accepted where its seams look the same
-TRIED = "0.32.0"
+# tried end to end: 0.32.0 on CPU, 0.22.1 on CUDA; any other is accepted where its seams look the same
+TRIED = "0.32.0 and 0.22.1"
 
 CORE_SEAMS = {
     "vllm.v1.engine.core:EngineCore.add_lora": ("self", "lora_request"),
@@ -25,6 +26,15 @@ SERVER_SEAMS = {
         "request",
     ),
     "vllm.entrypoints.serve.lora.api_router:attach_router": ("app",),
+}
+WORKER_SEAMS = {
+    "vllm.lora.lora_model:LoRAModel.get_lora": ("self", "module_name"),
+    "vllm.lora.utils:parse_fine_tuned_lora_name": ("name", "weights_mapper"),
+    "vllm.lora.model_manager:LRUCacheLoRAModelManager.activate_adapter": ("self", "lora_id"),
+    "vllm.lora.model_manager:LRUCacheLoRAModelManager.remove_adapter": ("self", "adapter_id"),
+    "vllm.lora.layers:MergedQKVParallelLinearWithLoRA.set_lora": ("self", "index", "lora_a", "lora_b"),
+    "vllm.lora.layers:FusedMoEWithLoRA.set_lora": ("self", "index", "lora_a", "lora_b"),
+    "vllm.lora.layers:FusedMoE3DWithLoRA.set_lora": ("self", "index", "lora_a", "lora_b"),
 }
 _OF_TOKENS = ("inputs", "lora_b_weights", "output_tensor", "lora_indices_tensor")
 CPU_SEAMS = {
@@ -54,6 +64,18 @@ CPU_MOE_SEAMS = {
 
 class UnsupportedVllm(RuntimeError):
     """This vLLM lacks a seam that the plug-in needs: starting it would promise removals that do not happen."""
+
+
+def rename_mapper(model: Any) -> Any:
+    """What turns a checkpoint's names into the model's; None where they are the same. 0.22.1 has one mapper for all."""
+    mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
+    return mapper.get_rename_mapper() if hasattr(mapper, "get_rename_mapper") else mapper
+
+
+def expert_rank(module: Any) -> int:
+    """Which part of a layer's experts a wrapped MoE module has; 0 where it has all. 0.22.1 tells of the base layer."""
+    told = module if hasattr(module, "use_ep") else module.base_layer
+    return int(told.ep_rank) if told.use_ep else 0
 
 
 def check(seams: dict[str, tuple[str, ...]]) -> None:

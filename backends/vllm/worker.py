@@ -6,18 +6,20 @@ From an extent of the host's arena (``arena``), or as stock vLLM does from a PEF
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 from vllm.v1.worker.worker_base import WorkerBase
 
-from .arena.install import Installer
-from .arena.prepare import installer_for
+from . import versions
 from .arena.segment import OutOfReach
 from .extent_path import is_extent
 from .faults import is_adapters_fault
 from .terms import FAILED, OUT_OF_REACH, REFUSED
+
+if TYPE_CHECKING:
+    from .arena.install import Installer
 
 logger = init_logger(__name__)
 
@@ -39,7 +41,11 @@ def patch() -> None:
 
 
 def prepare(self: Any) -> str:
-    """Make ready for installs through the arena. Returns why they can't be, or ""."""
+    """Make ready for installs through the arena. Returns why they can't be, or "". Raises UnsupportedVllm."""
+    versions.check(versions.WORKER_SEAMS)
+    # every process of the engine has this module, and only workers have use for this one
+    from .arena.prepare import installer_for
+
     self.roost_installer = None
     try:
         self.roost_installer = installer_for(self)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from backends.vllm.versions import rename_mapper
 from packer.layouts import container_of
 from packer.modules import Place
 from packer.revision import check_pair
@@ -133,9 +134,7 @@ class _Names:
 def _names(base: BaseShape, model: Any) -> Iterator[tuple[Place, str]]:
     from vllm.lora.utils import parse_fine_tuned_lora_name
 
-    mapper = getattr(model, "hf_to_vllm_mapper", None)
-    if mapper is not None and hasattr(mapper, "get_rename_mapper"):
-        mapper = mapper.get_rename_mapper()
+    mapper = rename_mapper(model)
     for place, module in base.places():
         path = container_of(module.path) if place.expert else module.path
         peft = f"base_model.model.model.layers.{place.layer}.{path}.lora_A.weight"

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from backends.vllm.versions import expert_rank
 from packer.revision import Pair
 
 from .header import Shape
@@ -175,18 +176,18 @@ def wrapped_experts(module: Any, *, fully_sharded: bool, interleaved: bool) -> E
     if len(module.w13_lora_a_stacked) != (1 if fused else 2):
         return None
     rank, split = module.tp_rank, module.tp_size > 1
-    a, b = module.w13_lora_a_stacked, module.w2_lora_b_stacked[0]
+    a, down_a, down_b = module.w13_lora_a_stacked, module.w2_lora_a_stacked[0], module.w2_lora_b_stacked[0]
     ranks_split = split and fully_sharded
     return Experts(
         gate_up_a=tuple(a),
         gate_up_b=tuple(module.w13_lora_b_stacked),
-        down_a=module.w2_lora_a_stacked[0],
-        down_b=b,
+        down_a=down_a,
+        down_b=down_b,
         enabled=module.adapter_enabled,
-        first=module.ep_rank * module.local_num_experts if module.use_ep else 0,
+        first=expert_rank(module) * down_a.shape[1],
         tp_rank=rank,
         a_row=rank * a[0].shape[2] if ranks_split else 0,
-        b_row=rank * b.shape[2] if ranks_split else 0,
+        b_row=rank * down_b.shape[2] if ranks_split else 0,
         whole=not split,
         interleaved=interleaved,
         collapsed=bool(getattr(module, "enable_moe_shared_loras", False)),
