@@ -92,12 +92,13 @@ def is_path(module: str, path: str) -> bool:
     return len(path) <= _MAX_PATH and path.count("{}") == numbered and _PATH_RE.fullmatch(path) is not None
 
 
+# the same names come with every revision of a base
+@lru_cache(1 << 14)
 def tensor_name(place: Place, factor: str) -> str:
     """A tensor's name in a revision file; ``factor`` is A or B."""
     return f"{place}.{factor}"
 
 
-# the same names come with every revision of a base
 @lru_cache(1 << 14)
 def parse_tensor_name(name: str) -> tuple[Place, str] | None:
     """(place, factor) of a revision file's tensor; None for a name that is none."""

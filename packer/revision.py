@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,14 @@ from packer.layouts import PER_EXPERT
 from packer.manifest import MAX_RANK, METADATA_KEY, Manifest, compress, value_at
 from packer.modules import ORDER, PATHS, Place, parse_tensor_name, tensor_name
 from packer.plan import CopyPlan
-from packer.safetensors_header import ITEM_BYTES, TensorSpec, encode_header, parse_header
+from packer.safetensors_header import (
+    ITEM_BYTES,
+    TensorSpec,
+    check_header,
+    decode_header,
+    encode_header,
+    header_bytes,
+)
 from packer.scaling import scale
 from packer.shape import BaseShape
 from wire.events import ArtifactFacts
@@ -32,6 +40,9 @@ from wire.outcomes import InvalidRequest, Unfit
 WHAT = "revision file"
 ALIGN = 64
 _HALVES = ("gate", "up")
+# how many headers that were read are kept, of how many bytes at the most
+_KEPT_HEADERS = 16
+_KEPT_HEADER_BYTES = 512 << 10
 DTYPE_NAMES = {"BF16": "bfloat16", "F32": "float32"}
 
 
@@ -70,6 +81,13 @@ class Content(msgspec.Struct, frozen=True):
 
     def header(self) -> bytes:
         """The file's bytes up to its first tensor."""
+        return encode_header(self.tensors(), self.metadata(), ALIGN)
+
+    def metadata(self) -> dict[str, str]:
+        return {METADATA_KEY: self.manifest.encode()}
+
+    def tensors(self) -> dict[str, TensorSpec]:
+        """All tensors by name, in file order."""
         item = ITEM_BYTES[self.dtype]
         tensors = {}
         position = 0
@@ -78,7 +96,7 @@ class Content(msgspec.Struct, frozen=True):
                 end = position + math.prod(shape) * item
                 tensors[tensor_name(pair.place, factor)] = TensorSpec(self.dtype, shape, (position, end))
                 position = end
-        return encode_header(tensors, {METADATA_KEY: self.manifest.encode()}, ALIGN)
+        return tensors
 
     def facts(self, digest: str, size: int) -> ArtifactFacts:
         return ArtifactFacts(
@@ -145,16 +163,10 @@ class RevisionFile:
 
     def __init__(self, buffer: bytes | bytearray | memoryview) -> None:
         self.buffer = memoryview(buffer).cast("B").toreadonly()
-        header = parse_header(self.buffer, WHAT)
-        text = header.metadata.get(METADATA_KEY)
-        if text is None:
-            raise InvalidRequest(f"{WHAT}: its metadata has no {METADATA_KEY!r}: not a revision file", field=WHAT)
-        self.manifest = Manifest.decode(text)
-        self.specs: Mapping[str, TensorSpec] = header.tensors.as_dict()
-        self.content = _read_content(self.specs, self.manifest)
-        self.data_start = header.data_start
-        if bytes(self.buffer[: self.data_start]) != self.content.header():
-            raise InvalidRequest(f"{WHAT}: its header is not spelt as a revision's is", field=WHAT)
+        header = header_bytes(self.buffer, WHAT)
+        read = read_header if len(header) <= _KEPT_HEADER_BYTES else read_header.__wrapped__
+        self.content, self.specs = read(header, self.buffer.nbytes - len(header))
+        self.data_start = len(header)
 
     @classmethod
     def open(cls, path: Path) -> RevisionFile:
@@ -164,6 +176,10 @@ class RevisionFile:
     @property
     def pairs(self) -> tuple[Pair, ...]:
         return self.content.pairs
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.content.manifest
 
     @property
     def dtype(self) -> str:
@@ -239,6 +255,30 @@ def check_pair(pair: Pair, shape: BaseShape) -> None:
         )
 
 
+# thousands of adapters have one header: those of a base that differ in their numbers alone
+@lru_cache(_KEPT_HEADERS)
+def read_header(header: bytes, data_bytes: int) -> tuple[Content, Mapping[str, TensorSpec]]:
+    """What a revision's header says, checked, and right for so many bytes of data. Raises InvalidRequest."""
+    own = decode_header(header, ALIGN)
+    if own is None:
+        parsed = check_header(header, data_bytes, WHAT)
+        specs, metadata = parsed.tensors.as_dict(), parsed.metadata
+    else:
+        specs, metadata = own
+    text = metadata.get(METADATA_KEY)
+    if text is None:
+        raise InvalidRequest(f"{WHAT}: its metadata has no {METADATA_KEY!r}: not a revision file", field=WHAT)
+    content = _read_content(specs, Manifest.decode(text))
+    tensors = content.tensors()
+    *_, last = tensors.values()
+    alike = list(specs.items()) == list(tensors.items()) and metadata == content.metadata()
+    if own is None or not alike or last.data_offsets[1] != data_bytes:
+        # there may be more to say about it
+        check_header(header, data_bytes, WHAT)
+        raise InvalidRequest(f"{WHAT}: its header is not spelt as a revision's is", field=WHAT)
+    return content, specs
+
+
 def _read_content(tensors: Mapping[str, TensorSpec], manifest: Manifest) -> Content:
     """What the header says, checked in itself; that it is spelt the one right way is for the caller to compare."""
     factors: dict[Place, dict[str, tuple[int, ...]]] = {}
@@ -249,7 +289,7 @@ def _read_content(tensors: Mapping[str, TensorSpec], manifest: Manifest) -> Cont
             raise InvalidRequest(f"{WHAT}: {shown(name)} names no tensor of a revision", field=WHAT)
         place, factor = parsed
         dimensions = 3 if place.expert else 2
-        if len(spec.shape) != dimensions or 0 in spec.shape:
+        if len(spec.shape) != dimensions or min(spec.shape) < 1:
             raise InvalidRequest(
                 f"{WHAT}: {name} has the shape {list(spec.shape)}, not {dimensions} dimensions", field=name
             )

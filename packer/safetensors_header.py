@@ -92,19 +92,43 @@ class Header(msgspec.Struct, frozen=True):
     data_start: int
 
 
+_METADATA = msgspec.json.Decoder(dict[str, str])
+_TENSORS = msgspec.json.Decoder(dict[str, TensorSpec])
+
 # the metadata where the stock writers put it: strings only, and the tensors after it
 _METADATA_RE = re.compile(rb'\{"__metadata__":(\{(?:"(?:[^"\\]|\\.)*"[:,]?)*\}),?')
 
 
 def parse_header(file: memoryview, what: str) -> Header:
     """The header of ``file``, a whole safetensors file. Raises InvalidRequest that names the tensor and the reason."""
-    raw = _header_bytes(file, what)
-    data_start = _PREFIX_BYTES + len(raw)
+    header = header_bytes(file, what)
+    return check_header(header, file.nbytes - len(header), what)
+
+
+def check_header(header: bytes, data_bytes: int, what: str) -> Header:
+    """The header that ``header_bytes`` found, of a file with so many bytes of data. Raises as ``parse_header`` does."""
+    raw = header[_PREFIX_BYTES:]
     parsed = _parse_stock(raw)
     tensors, metadata = parsed if parsed is not None else _parse_any(raw, what)
     _check_tensors(tensors, what)
-    _check_cover(tensors, file.nbytes - data_start, what)
-    return Header(tensors, metadata, data_start)
+    _check_cover(tensors, data_bytes, what)
+    return Header(tensors, metadata, len(header))
+
+
+def decode_header(header: bytes, align: int) -> tuple[dict[str, TensorSpec], dict[str, str]] | None:
+    """What ``encode_header`` made ``header`` of, tensors and metadata, unchecked; None if it made no such bytes."""
+    raw = header[_PREFIX_BYTES:]
+    prefix = _METADATA_RE.match(raw)
+    if prefix is None:
+        return None
+    try:
+        metadata = _METADATA.decode(prefix[1])
+        tensors = _TENSORS.decode(b"{" + raw[prefix.end() :])
+        # what it says twice, or in other words, is not said so again
+        same = encode_header(tensors, metadata, align) == header
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+        return None
+    return (tensors, metadata) if same else None
 
 
 def encode_header(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str], align: int = 8) -> bytes:
@@ -119,7 +143,8 @@ def _encode(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str] | Non
     return msgspec.json.encode(body)
 
 
-def _header_bytes(file: memoryview, what: str) -> bytes:
+def header_bytes(file: memoryview, what: str) -> bytes:
+    """Length prefix and header, as long as they may be. Raises InvalidRequest."""
     if file.nbytes < _PREFIX_BYTES:
         raise InvalidRequest(f"{what} is {file.nbytes} bytes long: too short for a safetensors file", field=what)
     length = int.from_bytes(file[:_PREFIX_BYTES], "little")
@@ -131,13 +156,13 @@ def _header_bytes(file: memoryview, what: str) -> bytes:
         )
     if length > MAX_HEADER_BYTES:
         raise InvalidRequest(f"{what} declares a header of {length} bytes; at most {MAX_HEADER_BYTES}", field=what)
-    raw = bytes(file[_PREFIX_BYTES : _PREFIX_BYTES + length])
-    if not raw.startswith(b"{"):
+    header = bytes(file[: _PREFIX_BYTES + length])
+    if not header.startswith(b"{", _PREFIX_BYTES):
         raise InvalidRequest(f"{what} has a header that is not a JSON object", field=what)
-    text = np.frombuffer(raw, np.uint8)
+    text = np.frombuffer(header, np.uint8)[_PREFIX_BYTES:]
     if np.count_nonzero(text == ord("{")) > MAX_TENSORS + 2 or np.count_nonzero(text == ord(",")) > _MAX_COMMAS:
         raise InvalidRequest(f"{what} has more than {MAX_TENSORS} tensors", field=what)
-    return raw
+    return header
 
 
 def _parse_stock(raw: bytes) -> tuple[Tensors, dict[str, str]] | None:
@@ -148,7 +173,7 @@ def _parse_stock(raw: bytes) -> tuple[Tensors, dict[str, str]] | None:
         return None
     tensors = Tensors(columns)
     try:
-        metadata = msgspec.json.decode(prefix[1], type=dict[str, str]) if prefix else {}
+        metadata = _METADATA.decode(prefix[1]) if prefix else {}
     except (msgspec.MsgspecError, ValueError):
         return None
     once = len(tensors) == len(columns.names) and "__metadata__" not in tensors
