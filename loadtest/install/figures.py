@@ -1,0 +1,72 @@
+"""From what was measured to the figures of a report."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from loadtest.report import percentile
+
+
+class Round(msgspec.Struct):
+    """``n`` adapters installed at once, by one way: each one's own milliseconds and all of them together."""
+
+    n: int
+    each_ms: list[float]
+    total_s: float
+
+
+class Rounds(msgspec.Struct):
+    """Rounds of both ways in turn: after every few of ours one of the stock way, for the same ``n``."""
+
+    ours: list[list[Round]] = []
+    stock: list[Round] = []
+
+    def figures(self) -> dict[str, float]:
+        """For each n: medians and totals of both ways, and the median of the pairs' ratios."""
+        found: dict[str, float] = {}
+        for n in sorted({one.n for group in self.ours for one in group}):
+            groups = [group for group in self.ours if group[0].n == n]
+            each = [ms for group in groups for one in group for ms in one.each_ms]
+            totals = [statistics.median(one.total_s for one in group) for group in groups]
+            found[f"ours_{n}_p50_ms"] = round(percentile(each, 0.5), 3)
+            found[f"ours_{n}_p95_ms"] = round(percentile(each, 0.95), 3)
+            found[f"ours_{n}_total_s"] = round(statistics.median(totals), 5)
+            stock = [one for one in self.stock if one.n == n]
+            if stock:
+                found[f"stock_{n}_p50_ms"] = round(percentile([ms for one in stock for ms in one.each_ms], 0.5), 1)
+                found[f"stock_{n}_total_s"] = round(statistics.median(one.total_s for one in stock), 3)
+                ratios = [one.total_s / ours for one, ours in zip(stock, totals, strict=False)]
+                found[f"speedup_{n}"] = round(statistics.median(ratios), 1)
+        return found
+
+
+class Gaps(msgspec.Struct):
+    """A running stream's token intervals in milliseconds: while nothing is loaded, and the longest during loads."""
+
+    quiet_ms: list[float] = []
+    ours_ms: list[float] = []
+    stock_ms: list[float] = []
+
+    def figures(self) -> dict[str, float]:
+        usual = statistics.median(self.quiet_ms)
+        found = {
+            "gap_intervals_ours": statistics.median(self.ours_ms) / usual if self.ours_ms else None,
+            "gap_intervals_stock": statistics.median(self.stock_ms) / usual if self.stock_ms else None,
+        }
+        return {name: round(value, 2) for name, value in found.items() if value is not None}
+
+
+def named(figures: Mapping[str, Any], rank: int, through: str = "") -> dict[str, Any]:
+    """With the rank in front, unless it is 1, and what they were measured through, where that needs saying."""
+    front = ("" if rank == 1 else f"rank{rank}_") + (f"{through}_" if through else "")
+    return {f"{front}{name}": value for name, value in figures.items()}
+
+
+def intervals_ms(times: Sequence[float]) -> list[float]:
+    """Between events at ``times`` (seconds), in milliseconds."""
+    return [(after - before) * 1e3 for before, after in itertools.pairwise(times)]

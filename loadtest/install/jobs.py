@@ -1,0 +1,49 @@
+"""What an engine is to do, and what came of it: the messages between a benchmark and the processes it starts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .adapters import Adapter
+from .figures import Gaps, Rounds
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """Adapters of one rank, as (tenant, adapter), and the rounds: n -> (ours before each of stock's, stock's).
+
+    Where there are none of stock's, ours is done once. ``tokens``: compare answers too.
+    """
+
+    rank: int
+    adapters: list[tuple[str, Adapter]]
+    grid: dict[int, tuple[int, int]]
+    tokens: bool = False
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One engine: the checkpoint's folder, the device, the rank of its slots, and what to measure on it."""
+
+    model: str
+    device: str
+    slot_rank: int
+    seed: int
+    measures: list[Measure]
+
+
+class Measured(msgspec.Struct):
+    """Through a worker. ``tokens_equal`` is None where the engine answers the stock way differently each time."""
+
+    rank: int
+    rounds: Rounds
+    floor_ms: float
+    slots_equal: bool
+    tokens_equal: bool | None = None
+    different_answers: int = 0
+
+
+class Served(msgspec.Struct):
+    """Through a server, beside a stream."""
+
+    rank: int
+    rounds: Rounds
+    gaps: Gaps

@@ -1,0 +1,132 @@
+"""Installs through a server and its driver, while a stream of the base runs: time, and the stream's longest gaps.
+
+The server has our plug-in. The stock way is the load call of a PEFT folder, which the plug-in hands to vLLM's loader
+after it has seen to it that a slot is free; such loads are sent at once, as a stock server gets them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from backends.interface import EngineSettings, Health, Installable
+from backends.vllm.client import VllmClient
+from backends.vllm.driver import VllmBackend
+
+from .adapters import Adapter
+from .bases import CONTEXT, SLOTS, Base, slot_rank
+from .figures import Gaps, Round, Rounds, intervals_ms
+from .jobs import Measure, Served
+from .streaming import TokenStream
+
+_START_S = 600.0
+_LOAD_S = 300.0
+# tokens of the stream before loads are sent, and after the last of them
+_QUIET, _AFTER = 24, 4
+_WARM = 40
+# an engine pins the arena's memory in the background once it has seen it
+_SETTLE_S = 3.0
+
+Way = Callable[[list[tuple[str, Adapter]]], Awaitable[tuple[list[str], list[float]]]]
+
+
+async def measure(root: Path, base: Base, measures: Sequence[Measure]) -> list[Served]:
+    """Start a server with slots for all of ``measures``, do them, and end it. Raises RuntimeError where it can't."""
+    settings = engine_settings(base, max(one.rank for one in measures), base.write(root / base.name))
+    backend = VllmBackend(settings, run_dir=root / "run", log_dir=root)
+    await backend.start()
+    try:
+        await _until_ready(backend)
+        client = VllmClient(*backend.address(), backend.token())
+        try:
+            return [await _Session(backend, client, base.name, one).measure() for one in measures]
+        finally:
+            await client.close()
+    finally:
+        await backend.stop()
+
+
+class _Session:
+    def __init__(self, backend: VllmBackend, client: VllmClient, model: str, measure: Measure) -> None:
+        self._backend, self._client, self._model = backend, client, model
+        self._wanted = measure
+        self._found = Served(measure.rank, Rounds(), Gaps())
+
+    async def measure(self) -> Served:
+        adapters, rounds, gaps = self._wanted.adapters, self._found.rounds, self._found.gaps
+        async with self._stream() as stream:
+            # the first tokens and the first load of each way compile, map, and bring files into memory
+            await stream.more(_WARM)
+            for way in (self._ours, self._stock):
+                names, _ = await way(adapters[:1])
+                await self._client.unload(names[0], _LOAD_S)
+            await asyncio.sleep(_SETTLE_S)
+        for n, (ours, stock) in sorted(self._wanted.grid.items()):
+            for _ in range(max(1, stock)):
+                rounds.ours.append([await self._round(self._ours, adapters[:n], gaps.ours_ms) for _ in range(ours)])
+                if stock:
+                    rounds.stock.append(await self._round(self._stock, adapters[:n], gaps.stock_ms))
+        return self._found
+
+    def _stream(self) -> TokenStream:
+        host, port = self._backend.address()
+        return TokenStream(f"http://{host}:{port}", self._backend.token(), self._model)
+
+    async def _round(self, way: Way, named: list[tuple[str, Adapter]], gaps_ms: list[float]) -> Round:
+        async with self._stream() as stream:
+            await stream.more(_QUIET)
+            quiet = intervals_ms(stream.times[4:])
+            begun = time.monotonic()
+            names, ends = await way(named)
+            await stream.more(_AFTER)
+        if len(named) == SLOTS:
+            self._found.gaps.quiet_ms.extend(round(ms, 3) for ms in quiet)
+            gaps_ms.append(round(max(intervals_ms(stream.since(begun))), 3))
+        for name in names:
+            await self._client.unload(name, _LOAD_S)
+        each = [round(ms, 3) for ms in intervals_ms([begun, *ends])]
+        return Round(len(named), each, round(ends[-1] - begun, 5))
+
+    async def _ours(self, named: list[tuple[str, Adapter]]) -> tuple[list[str], list[float]]:
+        """All asked of the driver at once, which sends one after another. Their names, and when each was there."""
+
+        async def install(adapter: Installable) -> float:
+            await self._backend.install(adapter, _LOAD_S)
+            return time.monotonic()
+
+        adapters = [adapter.installable(tenant) for tenant, adapter in named]
+        ends = await asyncio.gather(*(install(one) for one in adapters))
+        return [one.adapter for one in adapters], sorted(ends)
+
+    async def _stock(self, named: list[tuple[str, Adapter]]) -> tuple[list[str], list[float]]:
+        async def load(tenant: str, adapter: Adapter) -> float:
+            await self._client.load(f"stock-{tenant}", adapter.folder, _LOAD_S)
+            return time.monotonic()
+
+        ends = await asyncio.gather(*(load(*one) for one in named))
+        return [f"stock-{tenant}" for tenant, _ in named], sorted(ends)
+
+
+def engine_settings(base: Base, rank: int, folder: Path) -> EngineSettings:
+    """An engine of made-up weights with SLOTS slots for adapters of ``rank``; ``folder`` holds its configuration."""
+    extra = ["--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager", "--no-enable-prefix-caching"]
+    if base.device == "cuda":
+        extra += ["--gpu-memory-utilization", "0.92"]
+    return EngineSettings(
+        name="install", base=base.name, model_path=str(folder), fingerprint="0" * 64, slots=SLOTS,
+        max_rank=slot_rank(rank), dtype="bfloat16", max_model_len=CONTEXT, max_num_seqs=SLOTS + 1, device=base.device,
+        extra_args=tuple(extra), env={"VLLM_USE_FLASHINFER_SAMPLER": "0"}, start_timeout_s=_START_S,
+    )  # fmt: skip
+
+
+async def _until_ready(backend: VllmBackend) -> None:
+    while True:
+        health = await backend.health()
+        if health is Health.READY:
+            await backend.limits()
+            return
+        if health is Health.DEAD:
+            raise RuntimeError(f"the engine did not start: {backend.detail}")
+        await asyncio.sleep(0.2)
