@@ -39,6 +39,7 @@ def run(
     small: bool,
     seed: int,
     say: Callable[[str], None],
+    engine: str = "vllm",
     device: str = "auto",
     parts: Collection[str] = PARTS,
     plot: Path | None = None,
@@ -49,7 +50,7 @@ def run(
     The report is written after each, so that a later one that fails costs only itself. Raises RuntimeError.
     """
     base = base_for(device_of(EngineSettings(name="install", base="", fingerprint="", device=device)))
-    report = _Report(file, base, seed)
+    report = _Report(file, engine, base, seed)
     with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
         root = Path(scratch)
         if {"worker", "server"} & set(parts):
@@ -81,12 +82,12 @@ def run(
 
 
 class _Report:
-    def __init__(self, file: Path, base: Base, seed: int) -> None:
+    def __init__(self, file: Path, engine: str, base: Base, seed: int) -> None:
         self.summary: dict[str, Any] = {}
         self._samples: dict[str, Any] = {}
         self._file = file
         self._plain = "worker" if base.device == "cuda" else "server"
-        self._environment = environment(seed=seed, engine="vllm", stand_in=_STAND_IN) | {
+        self._environment = environment(seed=seed, engine=engine, stand_in=_STAND_IN) | {
             "base": base.name, "device": base.device, "measured_through": self._plain,
         }  # fmt: skip
 

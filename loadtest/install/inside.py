@@ -48,6 +48,9 @@ def run(job: Job) -> list[Measured]:
     )  # fmt: skip
     found: list[Measured] = []
     core = engine.llm_engine.engine_core.engine_core
+    [problem] = engine.collective_rpc("roost_prepare")
+    if problem:
+        raise RuntimeError(problem)
     for measure in job.measures:
         [measured] = engine.collective_rpc(lambda worker, measure=measure: _Worker(worker).measure(measure))
         if measure.tokens:

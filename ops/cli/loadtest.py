@@ -27,6 +27,28 @@ class Scale(enum.StrEnum):
     FULL = "full"
 
 
+class Engine(enum.StrEnum):
+    """Engines whose installs can be measured."""
+
+    VLLM = "vllm"
+
+
+class Device(enum.StrEnum):
+    """What engines run on."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class InstallPart(enum.StrEnum):
+    """Rank 1 through the worker; rank 1 through a server; ranks 16 and 32."""
+
+    WORKER = "worker"
+    SERVER = "server"
+    RANKS = "ranks"
+
+
 ScaleOption = Annotated[Scale, typer.Option(help="small: within five minutes. full: every size, more rounds.")]
 
 
@@ -46,6 +68,27 @@ def gateway(report: Json, scale: ScaleOption = Scale.SMALL, seed: Seed = 1) -> N
     from loadtest import gateway
 
     _show(gateway.run(report, small=scale is Scale.SMALL, seed=seed), report)
+
+
+@app.command("install")
+def install(
+    report: Json,
+    scale: ScaleOption = Scale.SMALL,
+    plot: Plot = None,
+    seed: Seed = 1,
+    engine: Annotated[Engine, typer.Option(help="The engine to load adapters into.")] = Engine.VLLM,
+    device: Annotated[Device, typer.Option(help="auto: a GPU where there is one.")] = Device.AUTO,
+    part: Annotated[list[InstallPart] | None, typer.Option(help="What to measure.  [default: all]")] = None,
+) -> None:
+    """Adapters of 37,248 tensors into a running engine, beside stock loads: time, the longest gap, and equality."""
+    from loadtest import install
+
+    parts = [one.value for one in part or InstallPart]
+    summary = install.run(
+        report, small=scale is Scale.SMALL, seed=seed, say=_say, engine=engine.value, device=device.value,
+        parts=parts, plot=plot,
+    )  # fmt: skip
+    _show(summary, report)
 
 
 @app.command("lease")
