@@ -1,8 +1,9 @@
 """What it costs to have an adapter of every expert in a running engine: ours beside stock vLLM's, in the same engine.
 
-Loads go through the driver and the server's HTTP while a stream of the base runs (``server``), and as calls of the
-worker in the engine's process (``worker``), where slots and tokens are compared too. The figures without a word in
-front are the server's on a CPU and the worker's on a GPU; the others have ``worker_`` or ``server_`` in front.
+Loads go through the driver and the server's HTTP (``server``), and as calls of the worker in the engine's process
+(``worker``), where slots and tokens are compared too. The figures without a word in front are the server's on a CPU and
+the worker's on a GPU; the others have ``worker_`` or ``server_`` in front. ``live_`` is through the server while a
+stream of the base runs, whose longest gap is told in its usual intervals.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class _Report:
         for one in measures:
             self._add("server", one.rank, one.rounds.figures())
             self.summary |= named(one.gaps.figures(), one.rank)
+            self.summary |= named(one.live.figures(), one.rank, "live")
             self._samples[f"server_rank{one.rank}"] = msgspec.to_builtins(one, str_keys=True)
         self._write()
 

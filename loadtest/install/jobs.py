@@ -42,8 +42,9 @@ class Measured(msgspec.Struct):
 
 
 class Served(msgspec.Struct):
-    """Through a server, beside a stream."""
+    """Through a server. ``live``: while a stream runs, all that there is room for at once."""
 
     rank: int
     rounds: Rounds
+    live: Rounds
     gaps: Gaps

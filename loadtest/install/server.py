@@ -1,4 +1,4 @@
-"""Installs through a server and its driver, while a stream of the base runs: time, and the stream's longest gaps.
+"""Installs through a server and its driver: time, alone and beside a stream of the base, and the stream's longest gaps.
 
 The server has our plug-in. The stock way is the load call of a PEFT folder, which the plug-in hands to vLLM's loader
 after it has seen to it that a slot is free; such loads are sent at once, as a stock server gets them.
@@ -24,7 +24,9 @@ from .streaming import TokenStream
 _START_S = 600.0
 _LOAD_S = 300.0
 # tokens of the stream before loads are sent, and after the last of them
-_QUIET, _AFTER = 24, 4
+_QUIET, _AFTER = 40, 4
+# the first tokens of a stream are slower
+_FIRST = 4
 _WARM = 40
 # an engine pins the arena's memory in the background once it has seen it
 _SETTLE_S = 3.0
@@ -52,42 +54,52 @@ class _Session:
     def __init__(self, backend: VllmBackend, client: VllmClient, model: str, measure: Measure) -> None:
         self._backend, self._client, self._model = backend, client, model
         self._wanted = measure
-        self._found = Served(measure.rank, Rounds(), Gaps())
+        self._found = Served(measure.rank, Rounds(), Rounds(), Gaps())
 
     async def measure(self) -> Served:
-        adapters, rounds, gaps = self._wanted.adapters, self._found.rounds, self._found.gaps
+        adapters, rounds, live = self._wanted.adapters, self._found.rounds, self._found.live
         async with self._stream() as stream:
             # the first tokens and the first load of each way compile, map, and bring files into memory
             await stream.more(_WARM)
             for way in (self._ours, self._stock):
-                names, _ = await way(adapters[:1])
-                await self._client.unload(names[0], _LOAD_S)
+                await self._round(way, adapters[:1])
             await asyncio.sleep(_SETTLE_S)
         for n, (ours, stock) in sorted(self._wanted.grid.items()):
             for _ in range(max(1, stock)):
-                rounds.ours.append([await self._round(self._ours, adapters[:n], gaps.ours_ms) for _ in range(ours)])
+                rounds.ours.append([await self._round(self._ours, adapters[:n]) for _ in range(ours)])
                 if stock:
-                    rounds.stock.append(await self._round(self._stock, adapters[:n], gaps.stock_ms))
+                    rounds.stock.append(await self._round(self._stock, adapters[:n]))
+        ours, stock = self._wanted.grid[SLOTS]
+        for _ in range(max(1, stock)):
+            gaps = self._found.gaps
+            live.ours.append([await self._live_round(self._ours, adapters, gaps.ours_ms) for _ in range(ours)])
+            if stock:
+                live.stock.append(await self._live_round(self._stock, adapters, gaps.stock_ms))
         return self._found
 
     def _stream(self) -> TokenStream:
         host, port = self._backend.address()
         return TokenStream(f"http://{host}:{port}", self._backend.token(), self._model)
 
-    async def _round(self, way: Way, named: list[tuple[str, Adapter]], gaps_ms: list[float]) -> Round:
-        async with self._stream() as stream:
-            await stream.more(_QUIET)
-            quiet = intervals_ms(stream.times[4:])
-            begun = time.monotonic()
-            names, ends = await way(named)
-            await stream.more(_AFTER)
-        if len(named) == SLOTS:
-            self._found.gaps.quiet_ms.extend(round(ms, 3) for ms in quiet)
-            gaps_ms.append(round(max(intervals_ms(stream.since(begun))), 3))
+    async def _round(self, way: Way, adapters: list[tuple[str, Adapter]]) -> Round:
+        begun = time.monotonic()
+        names, ends = await way(adapters)
         for name in names:
             await self._client.unload(name, _LOAD_S)
         each = [round(ms, 3) for ms in intervals_ms([begun, *ends])]
-        return Round(len(named), each, round(ends[-1] - begun, 5))
+        return Round(len(adapters), each, round(ends[-1] - begun, 5))
+
+    async def _live_round(self, way: Way, adapters: list[tuple[str, Adapter]], gaps_ms: list[float]) -> Round:
+        """Beside a stream, whose longest gap goes to ``gaps_ms``."""
+        async with self._stream() as stream:
+            await stream.more(_QUIET)
+            quiet = intervals_ms(stream.times[_FIRST:])
+            begun = time.monotonic()
+            found = await self._round(way, adapters)
+            await stream.more(_AFTER)
+        self._found.gaps.quiet_ms.extend(round(ms, 3) for ms in quiet)
+        gaps_ms.append(round(max(intervals_ms(stream.since(begun))), 3))
+        return found
 
     async def _ours(self, named: list[tuple[str, Adapter]]) -> tuple[list[str], list[float]]:
         """All asked of the driver at once, which sends one after another. Their names, and when each was there."""

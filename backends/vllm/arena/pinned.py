@@ -44,11 +44,7 @@ class PinnedMapping:
 
     def parts(self, address: int, size: int) -> Iterator[tuple[int, int]]:
         """The bytes as (address, size), one a chunk."""
-        end = address + size
-        while address < end:
-            limit = self.address + ((address - self.address) // CHUNK_BYTES + 1) * CHUNK_BYTES
-            yield address, min(end, limit) - address
-            address = limit
+        return parts(self.address, address, size, CHUNK_BYTES)
 
     def join(self) -> None:
         """Wait until as much is registered as will be."""
@@ -80,6 +76,15 @@ class PinnedMapping:
                 )  # fmt: skip
                 return
             self._registered += size
+
+
+def parts(origin: int, address: int, size: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """``size`` bytes at ``address`` as (address, size), cut where chunks end, the first of which is at ``origin``."""
+    end = address + size
+    while address < end:
+        limit = origin + ((address - origin) // chunk + 1) * chunk
+        yield address, min(end, limit) - address
+        address = limit
 
 
 def copy_to_device(destination: int, source: int, size: int, stream: int) -> None:
