@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -169,3 +170,20 @@ def reference_answer(base: Path, adapter: Path | None, prompt: str, max_tokens: 
     with torch.inference_mode():
         made = model.generate(**tokens, max_new_tokens=max_tokens, do_sample=False, pad_token_id=256)
     return str(tokenizer.decode(made[0, tokens["input_ids"].shape[1] :]))
+
+
+def make_merged(folder: Path, base: Path, adapter: Path) -> Path:
+    """Write ``base`` with an adapter's product added to each weight, computed in float32."""
+    from safetensors.torch import load_file
+
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    rank, alpha = settings["r"], settings["lora_alpha"]
+    scale = alpha / rank**0.5 if settings.get("use_rslora") else alpha / rank
+    weights = load_file(base / "model.safetensors")
+    factors = load_file(adapter / "adapter_model.safetensors")
+    for name in (name for name in factors if name.endswith(".lora_A.weight")):
+        a, b = factors[name].float(), factors[name.replace("lora_A", "lora_B")].float()
+        weights[name.removeprefix("base_model.model.").replace("lora_A.", "")] += scale * (b @ a)
+    shutil.copytree(base, folder)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

@@ -22,7 +22,6 @@ from .terms import FAILED, PENDING, PLUGIN_VERSION, REFUSED
 
 logger = init_logger(__name__)
 
-_stock_init = EngineCore.__init__
 _stock_add_request = EngineCore.add_request
 _stock_add_lora = EngineCore.add_lora
 _stock_remove_lora = EngineCore.remove_lora
@@ -45,7 +44,6 @@ class Load(NamedTuple):
 def patch() -> None:
     """Replace the core's adapter methods. Raises UnsupportedVllm."""
     versions.check(versions.CORE_SEAMS)
-    EngineCore.__init__ = initialise
     EngineCore.add_lora = add_lora
     EngineCore.remove_lora = remove_lora
     EngineCore.add_request = add_request
@@ -54,16 +52,19 @@ def patch() -> None:
     EngineCoreProc._process_input_queue = process_input_queue
 
 
-@functools.wraps(_stock_init)
-def initialise(self: EngineCore, *args: Any, **kwargs: Any) -> None:
-    """Have the workers make ready for the arena before the first step."""
-    _stock_init(self, *args, **kwargs)
+def reads_the_arena(core: EngineCore) -> bool:
+    """Whether all workers can install from the arena. The first call has them make ready."""
+    known: bool | None = vars(core).get("roost_arena")
+    if known is not None:
+        return known
+    # vLLM loads plug-ins while it makes the core: its constructor is past being replaced
     problems = ["adapters are not enabled"]
-    if self.vllm_config.lora_config is not None:
-        problems = [answer for answer in self.collective_rpc("roost_prepare") if answer]
-    self.roost_arena = not problems
+    if core.vllm_config.lora_config is not None:
+        problems = [answer for answer in core.collective_rpc("roost_prepare") if answer]
     if problems:
         logger.warning("no installs through the arena: %s", problems[0])
+    core.roost_arena = not problems
+    return not problems
 
 
 def adapters_of(core: EngineCore) -> dict[int, str]:
@@ -95,6 +96,7 @@ def add_lora(self: EngineCore, lora_request: Any) -> bool | Future[bool]:
         raise AdapterRefused(f"{FAILED}id {lora_id} is taken: do several API servers count alone?")
     if len(known) + len(loads) >= slots:
         raise AdapterRefused(f"{FAILED}no free slot: {len(known) + len(loads)} of {slots} are taken")
+    reads_the_arena(self)
     if _settled(self, lora_id, self.collective_rpc("roost_add_lora", args=(lora_request,))):
         known[lora_id] = name
         return True
@@ -136,7 +138,10 @@ def _has_work(core: EngineCore) -> bool:
 
 @functools.wraps(_stock_process_input_queue)
 def process_input_queue(self: EngineCoreProc) -> None:
-    """Runs between any two steps; it waits for calls where there is no request, so loads are answered before."""
+    """Runs before the first step and between any two; it waits for calls where there is no request, so loads are
+    answered before.
+    """
+    reads_the_arena(self)
     finish_loads(self)
     _stock_process_input_queue(self)
 
@@ -170,6 +175,7 @@ def report(self: EngineCore) -> dict[str, Any]:
     config = self.vllm_config
     lora = config.lora_config
     outstanding = _outstanding(self)
+    arena = reads_the_arena(self)
     per_worker = self.collective_rpc("roost_targets") if lora is not None else []
     return {
         "plugin": PLUGIN_VERSION,
@@ -178,7 +184,7 @@ def report(self: EngineCore) -> dict[str, Any]:
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "targets": sorted(set().union(*per_worker)),
         "adapters": {name: outstanding.get(lora_id, 0) for lora_id, name in adapters_of(self).items()},
-        "arena": self.roost_arena,
+        "arena": arena,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from backends.vllm.driver import VllmBackend
 from catalog.names import adapter_name
 from packer.peft import pack_peft
 from packer.shape import BaseShape
+from sidecar.arena import Arena
+from sidecar.extents import HEADER_BYTES, Extent, block_bytes
 from tests.models import chat_prompt
 
 PROMPT = "hello there"
@@ -99,6 +102,15 @@ class Caller:
             body = await answer.json()
             return answer.status, body["choices"][0]["text"] if answer.status == 200 else json.dumps(body)
 
+    async def probabilities(self, model: str, prompt: str = "", max_tokens: int = 8) -> Any:
+        """What the engine makes of the prompt and its own tokens: all log-probabilities, exactly as it tells them."""
+        body = self._body(model, max_tokens, False) | {"logprobs": 5, "echo": True}
+        body |= {"prompt": prompt} if prompt else {}
+        async with self._session.post(f"{self.url}/v1/completions", json=body) as answer:
+            found = await answer.json()
+            assert answer.status == 200, found
+            return found["choices"][0]["logprobs"]
+
     async def stream(self, model: str, max_tokens: int, started: asyncio.Event) -> str:
         """Read a stream to its end, setting ``started`` at its first token. Returns the text."""
         text = ""
@@ -116,3 +128,55 @@ class Caller:
     async def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         async with self._session.post(f"{self.url}{path}", json=body) as answer:
             return answer.status, await answer.text()
+
+
+class SharedArena:
+    """A segment as a sidecar keeps it, in the host's shared memory, with revisions put one behind the other."""
+
+    def __init__(self, name: str, size: int = 64 << 20) -> None:
+        self.segment = f"roost-{name}-{os.getpid()}"
+        self._size = size
+        self.renew()
+
+    def renew(self) -> None:
+        """Make the segment anew under its name, as the next life of a sidecar does."""
+        self.arena = Arena(self.segment, self._size)
+        self._end = 0
+        self._generation = 0
+        self._extents: dict[str, Extent] = {}
+
+    def put(self, folder: Path, base: Path, *, tenant: str = "acme") -> Installable:
+        """Pack a PEFT folder into an extent of its own."""
+        packed = io.BytesIO()
+        facts = pack_peft(folder, BaseShape.from_config((base / "config.json").read_bytes()), packed)
+        return self.put_bytes(packed.getvalue(), facts.digest, facts.rank, tenant=tenant)
+
+    def put_bytes(
+        self, data: bytes, digest: str, rank: int, *, tenant: str = "acme", over: Installable | None = None
+    ) -> Installable:
+        """Put bytes where ``over``'s are, or behind the last."""
+        self._generation += 1
+        offset = over.offset if over is not None else self._end + HEADER_BYTES
+        extent = Extent(offset, len(data), self._generation)
+        self._end = max(self._end, offset - HEADER_BYTES + block_bytes(len(data)))
+        self.arena.begin(extent)[:] = data
+        self.arena.seal(extent, digest)
+        return Installable(
+            adapter=adapter_name(tenant, digest),
+            digest=digest,
+            rank=rank,
+            segment=self.segment,
+            offset=extent.offset,
+            length=extent.length,
+            generation=extent.generation,
+            view=lambda: self.arena.read(extent),
+        )
+
+    def give_away(self, there: Installable) -> None:
+        """Clear the record and overwrite the bytes: whoever still reads them reads something else."""
+        extent = Extent(there.offset, there.length, there.generation)
+        self.arena.clear(extent)
+        self.arena.begin(extent)[:] = b"\x3f" * there.length
+
+    def close(self) -> None:
+        self.arena.close()
