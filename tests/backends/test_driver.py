@@ -8,13 +8,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from backends.interface import Health, Installable, InstallFailed, InstallRefused, InstallUncertain, Removal
 from backends.registry import make_backend
-from backends.vllm import driver, folders
+from backends.vllm import driver, extent_path, folders
 from backends.vllm.driver import VllmBackend
+from backends.vllm.extent_path import is_extent
+from backends.vllm.terms import OUT_OF_REACH
 from tests.backends.fake import Fake, Handler, answer, serving, silence, vllm_error
 from tests.backends.support import from_bytes, installable, tiny_settings
 from tests.models import make_adapter, make_tiny_base
@@ -257,3 +260,64 @@ async def test_a_cancelled_install_reads_nothing_afterwards(setting: Setting) ->
         await install
     released = True
     assert (setting.folder / "adapter_config.json").exists()
+
+
+class Loads:
+    """Notes the path of each load and answers by it."""
+
+    def __init__(self, out_of_reach: bool = False) -> None:
+        self.paths: list[str] = []
+        self._out_of_reach = out_of_reach
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        self.paths.append((await request.json())["lora_path"])
+        if self._out_of_reach and is_extent(self.paths[-1]):
+            return await vllm_error(500, f"Call failed: {OUT_OF_REACH}segment roost-x: No such file")(request)
+        return web.json_response({})
+
+
+ARENA_FACTS = {
+    "plugin": 2, "slots": 4, "max_rank": 8, "dtype": "bfloat16", "targets": ["q"], "adapters": {}, "arena": True,
+}  # fmt: skip
+
+
+async def test_an_engine_that_reads_the_arena_is_told_the_extent_and_no_folder_is_written(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    loads = Loads()
+    setting.routes.routes |= {"GET /roost/engine": answer(200, ARENA_FACTS), "POST /v1/load_lora_adapter": loads}
+    revision = msgspec.structs.replace(setting.revision, segment="roost-x", offset=4160, generation=3)
+    await setting.backend.install(revision, 5)
+    (path,) = loads.paths
+    extent = extent_path.parse(path)
+    assert (extent.segment, extent.offset, extent.generation) == ("roost-x", 4160, 3)
+    assert (extent.length, extent.digest) == (revision.length, revision.digest)
+    assert not setting.folder.parent.exists()
+    assert "adapters are written to folders" not in caplog.text
+    assert await setting.backend.remove(revision.adapter, 5) is Removal.REMOVED
+
+
+async def test_an_engine_that_does_not_read_the_arena_gets_folders_and_one_warning(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    loads = Loads()
+    setting.routes.routes["POST /v1/load_lora_adapter"] = loads
+    revision = msgspec.structs.replace(setting.revision, segment="roost-x", offset=4160)
+    for _ in range(2):
+        await setting.backend.install(revision, 5)
+    assert loads.paths == [str(setting.folder)] * 2
+    assert setting.folder.is_dir()
+    assert caplog.text.count("adapters are written to folders") == 1
+
+
+async def test_an_arena_out_of_the_engines_reach_is_tried_once(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    loads = Loads(out_of_reach=True)
+    setting.routes.routes |= {"GET /roost/engine": answer(200, ARENA_FACTS), "POST /v1/load_lora_adapter": loads}
+    revision = msgspec.structs.replace(setting.revision, segment="roost-x", offset=4160)
+    for _ in range(2):
+        await setting.backend.install(revision, 5)
+    assert [is_extent(path) for path in loads.paths] == [True, False, False]
+    assert caplog.text.count("adapters are written to folders") == 1
+    assert "No such file" in caplog.text

@@ -53,6 +53,7 @@ async def test_a_thousand_first_requests_cost_one_fetch_and_one_install(
     assert Counter((reply.status, reply.text) for reply in replies) == {(200, expected): 1000}
     after = await asyncio.to_thread(_loads, mesh)
     assert (after[0] - before[0], after[1] - before[1]) == (1, 1)
+    assert not (mesh.state / "run" / "adapters").exists(), "the engine reads the arena: no folder is written for it"
 
 
 async def test_of_four_cold_policies_two_load_and_two_are_told_when_to_retry(
