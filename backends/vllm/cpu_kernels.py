@@ -3,12 +3,16 @@
 vLLM marks them with index -1. Its CUDA kernels return at once for it and leave such rows as they are; its torch ones
 index with it, which counts from the end: the base would answer as the adapter in the last slot does, and what was
 computed so would stay in the prefix cache under the base's name.
+
+The logits of a prompt, which a request may ask for, are computed with the indices of the batch's last tokens: as many
+rows as the prompt has against as many indices as there are requests. The torch kernels end the engine over that.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from vllm.lora.ops import torch_ops
@@ -30,6 +34,8 @@ def patch() -> None:
         kernel = skip_the_base(getattr(lora_ops, name))
         for module in (lora_ops, torch_ops, punica_cpu):
             setattr(module, name, kernel)
+    versions.check(versions.CPU_LOGITS_SEAMS)
+    punica_cpu.PunicaWrapperCPU.add_lora_logits = skip_prompts(punica_cpu.PunicaWrapperCPU.add_lora_logits)
     _check_prefill()
 
 
@@ -54,6 +60,19 @@ def skip_the_base(stock: Kernel) -> Kernel:
             output_tensor[adapted] = outputs
 
     return kernel
+
+
+def skip_prompts(stock: Kernel) -> Kernel:
+    """``stock`` where each row has its index, or all have one. Other rows keep their logits, which no revision adapts."""
+
+    @functools.wraps(stock)
+    def add_lora_logits(
+        self: punica_cpu.PunicaWrapperCPU, y: torch.Tensor, x: torch.Tensor, *rest: Any, **named: Any
+    ) -> None:
+        if self.sampler_indices.shape[0] in (1, x.shape[0]):
+            stock(self, y, x, *rest, **named)
+
+    return add_lora_logits
 
 
 def _check_prefill() -> None:

@@ -48,6 +48,11 @@ CPU_SEAMS = {
 }
 
 
+CPU_LOGITS_SEAMS: dict[str, tuple[str, ...]] = {
+    "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU.add_lora_logits": (
+        "self", "y", "x", "lora_a_stacked", "lora_b_stacked", "scale", "buffer", "kwargs",
+    ),
+}  # fmt: skip
 CPU_MOE_SEAMS = {
     "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:select_unquantized_moe_backend": ("moe_config",),
     "vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.process_weights_after_loading": (

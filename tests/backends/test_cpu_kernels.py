@@ -24,6 +24,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (lora_ops, torch_ops, punica_cpu):
         for name in cpu_kernels.KERNELS:
             monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(PunicaWrapperCPU, "add_lora_logits", PunicaWrapperCPU.add_lora_logits)
     cpu_kernels.patch()
 
 
@@ -61,6 +62,21 @@ def test_logits_leave_the_base_alone(is_prefill: bool) -> None:
     after = before.clone()
     _wrapper(MIXED, is_prefill).add_lora_logits(after, x, a, b, 1.0)
     _check(MIXED, before, after, x, a, b)
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(MIXED, 20), ((11, 12), 3), ((11, 0), 1)])
+def test_a_prompts_logits_beside_other_requests_stay_as_they_are(tokens: tuple[int, ...], rows: int) -> None:
+    x, before, a, b = _tensors((rows, WIDTH), (rows, VOCABULARY), (SLOTS, 1, RANK, WIDTH), (SLOTS, 1, VOCABULARY, RANK))
+    after = before.clone()
+    _wrapper(tokens, True).add_lora_logits(after, x, a, b, 1.0)
+    assert torch.equal(after, before)
+
+
+def test_a_prompts_logits_alone_are_its_adapters() -> None:
+    x, before, a, b = _tensors((5, WIDTH), (5, VOCABULARY), (SLOTS, 1, RANK, WIDTH), (SLOTS, 1, VOCABULARY, RANK))
+    after = before.clone()
+    _wrapper((12,), True).add_lora_logits(after, x, a, b, 1.0)
+    _check((12,) * 5, before, after, x, a, b)
 
 
 @pytest.mark.parametrize("is_prefill", [True, False])

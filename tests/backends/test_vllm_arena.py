@@ -268,14 +268,14 @@ async def test_many_installs_at_once_beside_a_stream(stage: Stage, caller: Calle
     adapters = [stage.put(seed) for seed in range(10, 18)]
     expected = {}
     for adapter in adapters:
-        expected[adapter.adapter] = await caller.complete(await stage.install(adapter))
+        expected[adapter.adapter] = await caller.probabilities(await stage.install(adapter))
         await stage.backend.remove(adapter.adapter, 10)
     started = asyncio.Event()
     stream = asyncio.create_task(caller.stream(there, 200, started))
     await started.wait()
     results = await asyncio.gather(*(stage.backend.install(one, 30) for one in adapters), return_exceptions=True)
     assert [type(result) for result in results] == [type(None)] + [InstallFailed] * 7
-    assert await caller.complete(adapters[0].adapter) == expected[adapters[0].adapter]
+    assert await caller.probabilities(adapters[0].adapter) == expected[adapters[0].adapter]
     assert await stream == alone
 
 
