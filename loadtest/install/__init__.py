@@ -45,7 +45,8 @@ def run(
     parts: Collection[str] = PARTS,
     plot: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure and write the report; returns the summary. ``small`` takes one round of the stock way.
+    """Measure and write the report; returns the summary. ``small`` takes one round of the stock way, and loads but one
+    adapter of a high rank so.
 
     ``parts``: any of PARTS; ``ranks`` is ranks 16 and 32 through the worker, unless ``small`` through a server too.
     The report is written after each, so that a later one that fails costs only itself. Raises RuntimeError.
@@ -94,6 +95,7 @@ class _Report:
 
     def add_measured(self, measures: list[Measured]) -> None:
         for one in measures:
+            self._environment["accelerator"] = one.accelerator or None
             self._add("worker", one.rank, one.rounds.figures())
             equal = {"slots_equal": one.slots_equal, "floor_ms": one.floor_ms}
             if one.tokens_equal is not None:

@@ -86,7 +86,8 @@ class _Worker:
                 rounds.ours.append([self._round(self.ours, adapters[:n]) for _ in range(ours)])
                 if stock:
                     rounds.stock.append(self._round(self.stock, adapters[:n]))
-        return Measured(measure.rank, rounds, self._floor_ms(adapters[0][1]), equal)
+        accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        return Measured(measure.rank, rounds, self._floor_ms(adapters[0][1]), equal, accelerator=accelerator)
 
     def ours(self, name: str, adapter: Adapter) -> Any:
         """Returns the request once the adapter is in its slot. Raises RuntimeError."""

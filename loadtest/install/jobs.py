@@ -31,7 +31,10 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct):
-    """Through a worker. ``tokens_equal`` is None where the engine answers the stock way differently each time."""
+    """Through a worker. ``tokens_equal`` is None where the engine answers the stock way differently each time.
+
+    ``accelerator`` is what the device calls itself; empty for a CPU.
+    """
 
     rank: int
     rounds: Rounds
@@ -39,6 +42,7 @@ class Measured(msgspec.Struct):
     slots_equal: bool
     tokens_equal: bool | None = None
     different_answers: int = 0
+    accelerator: str = ""
 
 
 class Served(msgspec.Struct):

@@ -11,7 +11,7 @@ def draw(file: Path, summary: Mapping[str, Any], base: str) -> None:
     """Lines on logarithmic axes; a rank or a way that was not measured is left out."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     fronts = {"": "rank 1", "rank16_": "rank 16", "rank32_": "rank 32"}
     for number, (front, rank) in enumerate(fronts.items()):
@@ -25,8 +25,8 @@ def draw(file: Path, summary: Mapping[str, Any], base: str) -> None:
     axes.set_xticks([1, 4, 8, 16], ["1", "4", "8", "16"])
     axes.set_xlabel("adapters asked for at once")
     axes.set_ylabel("seconds until all are there")
-    axes.set_title(f"Adapters of every expert into a running engine ({base}, 37,248 tensors)")
+    axes.set_title(f"Adapters of 37,248 tensors into a running engine: {base}")
     axes.grid(visible=True, which="major", alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside right upper")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150)
