@@ -63,7 +63,7 @@ def skip_the_base(stock: Kernel) -> Kernel:
 
 
 def skip_prompts(stock: Kernel) -> Kernel:
-    """``stock`` where each row has its index, or all have one. Other rows keep their logits, which no revision adapts."""
+    """``stock`` where each row has its index, or all have one. Others keep their logits, which no revision adapts."""
 
     @functools.wraps(stock)
     def add_lora_logits(
