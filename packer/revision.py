@@ -30,7 +30,7 @@ from packer.safetensors_header import (
     check_header,
     decode_header,
     encode_header,
-    header_bytes,
+    header_of,
 )
 from packer.scaling import scale
 from packer.shape import BaseShape
@@ -163,7 +163,7 @@ class RevisionFile:
 
     def __init__(self, buffer: bytes | bytearray | memoryview) -> None:
         self.buffer = memoryview(buffer).cast("B").toreadonly()
-        header = header_bytes(self.buffer, WHAT)
+        header = bytes(header_of(self.buffer, WHAT))
         read = read_header if len(header) <= _KEPT_HEADER_BYTES else read_header.__wrapped__
         self.content, self.specs = read(header, self.buffer.nbytes - len(header))
         self.data_start = len(header)

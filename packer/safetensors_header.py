@@ -101,15 +101,15 @@ _METADATA_RE = re.compile(rb'\{"__metadata__":(\{(?:"(?:[^"\\]|\\.)*"[:,]?)*\}),
 
 def parse_header(file: memoryview, what: str) -> Header:
     """The header of ``file``, a whole safetensors file. Raises InvalidRequest that names the tensor and the reason."""
-    header = header_bytes(file, what)
+    header = header_of(file, what)
     return check_header(header, file.nbytes - len(header), what)
 
 
-def check_header(header: bytes, data_bytes: int, what: str) -> Header:
-    """The header that ``header_bytes`` found, of a file with so many bytes of data. Raises as ``parse_header`` does."""
-    raw = header[_PREFIX_BYTES:]
+def check_header(header: bytes | memoryview, data_bytes: int, what: str) -> Header:
+    """The header that ``header_of`` found, of a file with so many bytes of data. Raises as ``parse_header`` does."""
+    raw = memoryview(header)[_PREFIX_BYTES:]
     parsed = _parse_stock(raw)
-    tensors, metadata = parsed if parsed is not None else _parse_any(raw, what)
+    tensors, metadata = parsed if parsed is not None else _parse_any(bytes(raw), what)
     _check_tensors(tensors, what)
     _check_cover(tensors, data_bytes, what)
     return Header(tensors, metadata, len(header))
@@ -143,8 +143,8 @@ def _encode(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str] | Non
     return msgspec.json.encode(body)
 
 
-def header_bytes(file: memoryview, what: str) -> bytes:
-    """Length prefix and header, as long as they may be. Raises InvalidRequest."""
+def header_of(file: memoryview, what: str) -> memoryview:
+    """Length prefix and header of ``file``, as long as they may be. Raises InvalidRequest."""
     if file.nbytes < _PREFIX_BYTES:
         raise InvalidRequest(f"{what} is {file.nbytes} bytes long: too short for a safetensors file", field=what)
     length = int.from_bytes(file[:_PREFIX_BYTES], "little")
@@ -156,8 +156,8 @@ def header_bytes(file: memoryview, what: str) -> bytes:
         )
     if length > MAX_HEADER_BYTES:
         raise InvalidRequest(f"{what} declares a header of {length} bytes; at most {MAX_HEADER_BYTES}", field=what)
-    header = bytes(file[: _PREFIX_BYTES + length])
-    if not header.startswith(b"{", _PREFIX_BYTES):
+    header = file[: _PREFIX_BYTES + length]
+    if bytes(header[_PREFIX_BYTES : _PREFIX_BYTES + 1]) != b"{":
         raise InvalidRequest(f"{what} has a header that is not a JSON object", field=what)
     text = np.frombuffer(header, np.uint8)[_PREFIX_BYTES:]
     if np.count_nonzero(text == ord("{")) > MAX_TENSORS + 2 or np.count_nonzero(text == ord(",")) > _MAX_COMMAS:
@@ -165,7 +165,7 @@ def header_bytes(file: memoryview, what: str) -> bytes:
     return header
 
 
-def _parse_stock(raw: bytes) -> tuple[Tensors, dict[str, str]] | None:
+def _parse_stock(raw: memoryview) -> tuple[Tensors, dict[str, str]] | None:
     """Parse fast what the stock writers write; None for anything else."""
     prefix = _METADATA_RE.match(raw)
     columns = parse_entries(raw[prefix.end() :] if prefix else raw[1:])

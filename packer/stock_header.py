@@ -21,6 +21,7 @@ _QUOTES = 10
 _MAX_SHAPE = 64
 _MAX_DTYPE = 8
 _MAX_DIGITS = 18
+_MAX_PADDING = 1024
 _MULTIPLIERS = np.random.default_rng(0).integers(1, 1 << 62, (_MAX_SHAPE + _MAX_DTYPE) // 8, np.uint64) * 2 + 1
 
 
@@ -33,10 +34,12 @@ class Columns(NamedTuple):
     spans: Integers
 
 
-def parse_entries(entries: bytes) -> Columns | None:
+def parse_entries(entries: bytes | memoryview) -> Columns | None:
     """The tensors of a header whose first entry begins ``entries``; None unless all of it is spelt the stock way."""
-    text = np.frombuffer(entries.rstrip(b" ") + bytes(_MAX_SHAPE), np.uint8)
-    body = text[:-_MAX_SHAPE]
+    size = len(entries) - _padding(entries)
+    text = np.zeros(size + _MAX_SHAPE, np.uint8)
+    body = text[:size]
+    body[:] = np.frombuffer(entries, np.uint8, size)
     quotes = np.flatnonzero(body == ord('"'))
     if not quotes.size or quotes.size % _QUOTES or body.max() > 126 or body.min() < 32 or (body == ord("\\")).any():
         return None
@@ -56,9 +59,15 @@ def parse_entries(entries: bytes) -> Columns | None:
     kinds = _kinds(text, (at[4] + 1, at[5]), (at[5] + 11, at[8] - 2))
     if spans is None or kinds is None:
         return None
-    string = entries.decode("ascii")
+    string = str(entries[:size], "ascii")
     names = [string[start:end] for start, end in zip((at[0] + 1).tolist(), at[1].tolist(), strict=True)]
     return Columns(names, *kinds, spans)
+
+
+def _padding(entries: bytes | memoryview) -> int:
+    """How many spaces ``entries`` end with."""
+    end = bytes(entries[-_MAX_PADDING:])
+    return len(end) - len(end.rstrip(b" "))
 
 
 def _windows(text: Bytes, places: Integers, width: int) -> Bytes:
