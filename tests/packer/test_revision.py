@@ -187,3 +187,25 @@ def test_a_mutated_revision_is_read_or_refused(data: st.DataObject, revision: by
         check_fit(RevisionFile(bytes(file)), shape)
     except RoostError as refused:
         assert refused.message
+
+
+def test_a_header_that_is_known_is_held_against_each_files_own_data(revision: bytes) -> None:
+    first = RevisionFile(revision)
+    other = bytearray(revision)
+    other[first.data_start :] = bytes(len(revision) - first.data_start)
+    second = RevisionFile(bytes(other))
+    assert second.content == first.content
+    assert not any(second.tensor("layers.0.q.A"))
+    assert any(first.tensor("layers.0.q.A"))
+    assert second.digest() != first.digest()
+    for cut, reason in ((revision[:-4], "truncated"), (revision + bytes(4), "after its last tensor")):
+        with pytest.raises(InvalidRequest, match=reason):
+            RevisionFile(cut)
+    assert RevisionFile(revision).facts() == first.facts()
+
+
+def test_more_layouts_than_are_kept_are_told_apart(shape: BaseShape, tmp_path: Path) -> None:
+    for alpha in range(1, 40):
+        folder = write_folder(tmp_path / str(alpha), tensors_for(shape, 2), config_for(2, lora_alpha=alpha))
+        file = RevisionFile(packed(folder, shape))
+        assert {pair.alpha for pair in file.pairs} == {alpha}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from packer import safetensors_header
-from packer.safetensors_header import TensorSpec, encode_header, parse_header
+from packer.safetensors_header import TensorSpec, decode_header, encode_header, parse_header
 from wire.outcomes import InvalidRequest
 
 GOOD = {
@@ -137,3 +137,32 @@ def test_a_changed_byte_never_escapes_the_checks(data: st.DataObject) -> None:
         return
     covered = sum(end - start for start, end in (spec.data_offsets for spec in header.tensors.values()))
     assert covered == len(file) - header.data_start
+
+
+SPECS = st.builds(
+    TensorSpec,
+    st.sampled_from(["BF16", "F32", "\u20ac"]),
+    st.lists(st.integers(0, 1 << 70), max_size=3).map(tuple),
+    st.tuples(st.integers(-5, 1 << 40), st.integers(0, 1 << 40)),
+)
+
+
+@given(
+    tensors=st.dictionaries(st.text(max_size=8), SPECS, max_size=5),
+    metadata=st.dictionaries(st.text(max_size=8), st.text(max_size=8), min_size=1, max_size=2),
+    data=st.data(),
+)
+def test_what_was_encoded_is_decoded_and_no_other_bytes_are(
+    tensors: dict[str, TensorSpec], metadata: dict[str, str], data: st.DataObject
+) -> None:
+    tensors.pop("__metadata__", None)
+    try:
+        header = encode_header(tensors, metadata, 64)
+    except OverflowError:
+        return
+    assert decode_header(header, 64) == (tensors, metadata)
+    spoilt = bytearray(header)
+    place = data.draw(st.integers(0, len(header) - 1))
+    spoilt[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    other = decode_header(bytes(spoilt), 64)
+    assert other is None or encode_header(*other, 64) == bytes(spoilt)
