@@ -34,13 +34,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Stage:
-    """A running engine of a base with experts. ``dtype`` is its own."""
+    """A running engine of a base with experts. ``dtype`` is its own, ``flags`` are more of vLLM's."""
 
-    def __init__(self, root: Path, dtype: str) -> None:
+    def __init__(self, root: Path, dtype: str, flags: tuple[str, ...] = ()) -> None:
         self.root, self.dtype = root, dtype
         self.base = make_tiny_base(root / "base", arch="qwen3_moe")
         self.shape = BaseShape.from_config((self.base / "config.json").read_bytes())
-        settings = tiny_settings(self.base, dtype=dtype)
+        settings = tiny_settings(self.base, dtype=dtype, extra_args=flags)
         self.backend = VllmBackend(settings, run_dir=root / "run", log_dir=root / "log")
         self.arena = SharedArena(f"moe-{dtype}")
 
@@ -79,9 +79,15 @@ class Stage:
             assert await self.backend.remove(adapter, 10) is Removal.REMOVED
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["bfloat16", "float32"])
+# two workers: each has a part of the attention's heads, and half of the experts
+TWO_WORKERS = ("--tensor-parallel-size", "2", "--enable-expert-parallel")
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=[("bfloat16",), ("float32",), ("bfloat16", TWO_WORKERS)], ids=str
+)
 async def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
-    stage = Stage(tmp_path_factory.mktemp("experts"), request.param)
+    stage = Stage(tmp_path_factory.mktemp("experts"), *request.param)
     await stage.backend.start()
     try:
         await until_ready(stage.backend)
