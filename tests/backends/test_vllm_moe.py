@@ -90,7 +90,8 @@ async def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     stage = Stage(tmp_path_factory.mktemp("experts"), *request.param)
     await stage.backend.start()
     try:
-        await until_ready(stage.backend)
+        # two workers load their libraries one beside the other
+        await until_ready(stage.backend, 240)
         yield stage
     finally:
         await stage.backend.stop()
