@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from wire.curve import CurveKeys
 from wire.node import AnswerOfNode, AskOfNode, AskState, GatewayAlive, NodeReport, ReportOfNode
 from wire.outcomes import RoostError
-from wire.sockets import FeedSubscriber, Requester
+from wire.sockets import ZEROMQ, FeedSubscriber, Requester, Sockets
 
 from .nodes import Node, NodeTable
 from .settings import NodeAddress
@@ -31,7 +31,7 @@ _ALIVE_RETRY_S = 0.25
 class NodeLink:
     """One node's sockets. Keeps its ``Node`` current: full state at the start, after a gap and after a silence."""
 
-    def __init__(self, address: NodeAddress, node: Node, curve: CurveKeys | None) -> None:
+    def __init__(self, address: NodeAddress, node: Node, curve: CurveKeys | None, sockets: Sockets) -> None:
         self._node = node
         self._loop = asyncio.get_running_loop()
         self._refresh: asyncio.Task[None] | None = None
@@ -39,7 +39,7 @@ class NodeLink:
         self._grace: asyncio.TimerHandle | None = None
         # (epoch, number) of the full state that was taken last
         self._taken = (0, 0)
-        self.requester: Requester[AskOfNode, AnswerOfNode] = Requester(
+        self.requester: Requester[AskOfNode, AnswerOfNode] = sockets.requester(
             address.endpoint,
             AskOfNode,
             AnswerOfNode,
@@ -48,7 +48,7 @@ class NodeLink:
             server_public=address.public,
             patience_s=GRACE_S,
         )
-        self._feed: FeedSubscriber[ReportOfNode] = FeedSubscriber(
+        self._feed: FeedSubscriber[ReportOfNode] = sockets.subscriber(
             address.feed_endpoint,
             ReportOfNode,
             on_message=self._on_report,
@@ -134,8 +134,9 @@ class Fleet:
         gateway: str,
         instance: str,
         curve: CurveKeys | None,
+        sockets: Sockets = ZEROMQ,
     ) -> None:
-        self._links = {address.name: NodeLink(address, table[address.name], curve) for address in addresses}
+        self._links = {address.name: NodeLink(address, table[address.name], curve, sockets) for address in addresses}
         self._alive = GatewayAlive(gateway=gateway, instance=instance)
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_soon(self._tell_alive)

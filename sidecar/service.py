@@ -7,9 +7,9 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from backends.interface import EngineBackend
 from catalog.artifacts import open_store
@@ -24,7 +24,7 @@ from wire.node import (
     ReportOfNode,
 )
 from wire.outcomes import RoostError
-from wire.sockets import FeedPublisher, Reply, Responder
+from wire.sockets import ZEROMQ, FeedPublisher, Reply, Responder, Sockets
 
 from .arena import Arena, segment_name
 from .audit import audit
@@ -45,13 +45,36 @@ _STATS_EVERY_S = 60.0
 _ANSWER_MARGIN_S = 0.05
 
 
+class Storage(NamedTuple):
+    """The node's arena, and what brings artifacts into it."""
+
+    arena: Arena
+    fetcher: Fetcher
+
+
+def open_storage(settings: SidecarSettings) -> Storage:
+    """Raises StorageFull where the host has no room for the arena."""
+    arena = Arena(segment_name(settings.node, settings.run_dir), settings.arena_bytes)
+    store = open_store(Path(settings.store_dir), settings.store)
+    fetcher = Fetcher(store, arena, workers=settings.loads_in_flight + 1, timeout_s=settings.load_timeout_s)
+    return Storage(arena, fetcher)
+
+
 class Sidecar:
     """One node's sidecar on the running loop. ``backends`` are the drivers of ``settings.engines``, by name.
 
     Raises InvalidRequest where it can't serve at its endpoints (another sidecar does), StorageFull without an arena.
+    ``sockets`` and ``storage`` are others where the world around it is simulated.
     """
 
-    def __init__(self, settings: SidecarSettings, backends: Mapping[str, EngineBackend]) -> None:
+    def __init__(
+        self,
+        settings: SidecarSettings,
+        backends: Mapping[str, EngineBackend],
+        *,
+        sockets: Sockets = ZEROMQ,
+        storage: Callable[[SidecarSettings], Storage] = open_storage,
+    ) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.machine = Machine(settings)
@@ -61,19 +84,13 @@ class Sidecar:
         self._closed = False
         self._broken: asyncio.Future[None] = self._loop.create_future()
         # binding comes first: it fails where another sidecar of this node runs, whose arena must not be unlinked
-        self._responder: Responder[AskOfNode, AnswerOfNode] = Responder(
+        self._responder: Responder[AskOfNode, AnswerOfNode] = sockets.responder(
             settings.endpoint, AskOfNode, AnswerOfNode, self._on_ask, curve=settings.curve
         )
-        self._feed: FeedPublisher[ReportOfNode] = FeedPublisher(
+        self._feed: FeedPublisher[ReportOfNode] = sockets.publisher(
             settings.feed_endpoint, ReportOfNode, epoch=time.time_ns(), curve=settings.curve
         )
-        self.arena = Arena(segment_name(settings.node, settings.run_dir), settings.arena_bytes)
-        self._fetcher = Fetcher(
-            open_store(Path(settings.store_dir), settings.store),
-            self.arena,
-            workers=settings.loads_in_flight + 1,
-            timeout_s=settings.load_timeout_s,
-        )
+        self.arena, self._fetcher = storage(settings)
         self._keepers = {
             name: EngineKeeper(backend, self.arena, self._apply, timeout_s=settings.load_timeout_s)
             for name, backend in backends.items()
