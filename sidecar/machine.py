@@ -9,7 +9,6 @@ from catalog.names import adapter_name, split_adapter_name
 from wire.node import Acquire
 from wire.outcomes import Outcome
 
-from .cache import CachePolicy, Lru
 from .calls import EngineCalls
 from .completions import Completions
 from .effects import AnyEffect
@@ -31,6 +30,7 @@ from .events import (
 from .leases import Life
 from .lifecycle import Lifecycle
 from .loads import Loads
+from .policies import CachePolicy, make_policy
 from .settings import SidecarSettings
 from .slots import Engine, least_loaded
 from .state import NodeState
@@ -44,7 +44,7 @@ class Machine:
     """One node. ``handle`` is called with every event in the order of happening, and with the time of it."""
 
     def __init__(self, settings: SidecarSettings, policy: CachePolicy | None = None) -> None:
-        self.state = NodeState(settings, policy or Lru())
+        self.state = NodeState(settings, policy or make_policy(settings.cache_policy, settings.arena_bytes))
         self.waiters = WaitingRoom(self.state)
         self._calls = EngineCalls(self.state)
         self._loads = Loads(self.state, self._calls, self.waiters)

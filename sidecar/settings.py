@@ -8,6 +8,8 @@ from backends.interface import EngineSettings
 from catalog.artifacts import OWN_FOLDER, StoreLocation
 from catalog.settings import CurveSettings
 
+from .policies import PolicyName
+
 
 class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sizes in bytes, times in seconds. ``store_dir`` holds the artifacts unless ``store`` says where;
@@ -26,6 +28,7 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     log_dir: str
     engines: tuple[EngineSettings, ...]
     arena_bytes: int = 1 << 30
+    cache_policy: PolicyName = PolicyName.S3FIFO
     loads_in_flight: int = 2
     loads_queued: int = 64
     waiters_per_load: int = 4096

@@ -11,10 +11,11 @@ from wire.node import Acquire, Granted, Refused
 from wire.outcomes import Outcome
 
 from .admission import LoadQueue
-from .cache import ArenaCache, CachePolicy
+from .cache import ArenaCache
 from .effects import Answer, AnyEffect
 from .leases import Lease, LeaseTable
 from .negative import NegativeCache
+from .policies import CachePolicy
 from .settings import SidecarSettings
 from .slots import HOLD_S, Engine, Slot
 
