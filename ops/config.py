@@ -18,12 +18,14 @@ from backends.interface import EngineSettings
 from catalog.artifacts import StoreLocation, check_location
 from catalog.names import check_base, check_part
 from catalog.postgres.address import check_address
+from sidecar.policies import PolicyName
 from wire.hosts import is_loopback
 from wire.outcomes import InvalidRequest
 
 ENVIRONMENT_PREFIX = "ROOST_"
 NESTING = "__"
 DEFAULT_FILE = "roost.toml"
+_MAY_BE_ZERO = frozenset({"disk_bytes"})
 _OUTSIDE_TABLES = frozenset({"state_dir", "store", "store_endpoint", "store_region"})
 
 
@@ -77,13 +79,18 @@ class EngineConfig(EngineSettings, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class NodeConfig(Section, frozen=True):
-    """This host's sidecar and its engines. Sizes in bytes, times in seconds."""
+    """This host's sidecar and its engines. Sizes in bytes, times in seconds.
+
+    With an object store, ``disk_bytes`` of copies are kept under the state folder; 0 for none.
+    """
 
     name: str = "local"
     endpoint: str = ""
     feed_endpoint: str = ""
     engines: tuple[EngineConfig, ...] = ()
     arena_bytes: int = 1 << 30
+    cache_policy: PolicyName = PolicyName.S3FIFO
+    disk_bytes: int = 8 << 30
     loads_in_flight: int = 2
     loads_queued: int = 64
     waiters_per_load: int = 4096
@@ -212,6 +219,8 @@ def _check_meaning(config: RoostConfig) -> None:
         if engine.name and engine.name in names:
             raise _invalid(f"node.engines[{index}].name", f"another engine is called {engine.name!r}")
         names.add(engine.name)
+    if node.disk_bytes < 0:
+        raise _invalid("node.disk_bytes", f"expected bytes, or 0 for no copies on disk, got {node.disk_bytes}")
     for path, count in _positive_numbers(config):
         if count <= 0:
             raise _invalid(path, f"expected a positive number, got {count}")
@@ -240,7 +249,7 @@ def _positive_numbers(config: RoostConfig) -> list[tuple[str, float]]:
         table = getattr(config, section)
         for field in msgspec.structs.fields(table):
             value = getattr(table, field.name)
-            if isinstance(value, int | float) and not isinstance(value, bool):
+            if isinstance(value, int | float) and not isinstance(value, bool) and field.name not in _MAY_BE_ZERO:
                 numbers.append((f"{section}.{field.name}", value))
     for index, engine in enumerate(config.node.engines):
         numbers += [(f"node.engines[{index}].{name}", getattr(engine, name)) for name in ("slots", "max_rank", "count")]

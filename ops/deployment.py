@@ -106,6 +106,7 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
             log_dir=str(layout.logs),
             engines=engine_settings(config.node, fingerprints),
             registrar_feed=registrar_feed,
+            disk_dir=str(layout.disk / node.name),
             curve=_curve(SIDECAR, keys),
             **_tuning(config.node, leave_out={"name", "endpoint", "feed_endpoint", "engines"}),
         ),

@@ -45,6 +45,11 @@ class Layout:
         return self.root / "run"
 
     @property
+    def disk(self) -> Path:
+        """Copies of artifacts that lie in an object store."""
+        return self.root / "disk"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

@@ -126,8 +126,10 @@ class ArenaCache:
         return self.capacity - edge >= need
 
     def _make_room(self, need: int, spared: Collection[str]) -> tuple[int, list[str]]:
-        """Allocate ``need`` bytes where the policy's victims, taken in its order, first leave a run of them; the offset,
-        and whose blocks were there. Other victims stay."""
+        """Allocate ``need`` bytes where the policy's victims, taken in its order, first leave a run of them.
+
+        Returns the offset, and whose blocks were there. Other victims stay.
+        """
         clearing = Clearing(self._blocks)
         keys: dict[int, str] = {}
         with closing(self._policy.victims(lambda key: key not in spared)) as victims:

@@ -50,8 +50,10 @@ class Allocator:
         return offset
 
     def replace(self, freed: Collection[int], offset: int, length: int) -> None:
-        """Free the blocks at ``freed``, one at least, and allocate ``length`` bytes (a multiple of ALIGN) at ``offset``:
-        a range that these blocks and free ranges between and beside them cover."""
+        """Free the blocks at ``freed``, one at least, and allocate ``length`` bytes at ``offset``.
+
+        These blocks, and free ranges between and beside them, cover the range that is allocated.
+        """
         gap = 0
         for block in freed:
             gap = self.free(block)
@@ -129,14 +131,8 @@ class Clearing:
         length = self._blocks.length(offset)
         self._cleared[offset] = length
         start, end = offset, offset + length
-        if start in self._run_ends:
-            start = self._run_ends.pop(start)
-        else:
-            start = self._blocks.gap_before(start)
-        if end in self._runs:
-            end += self._runs[end]
-        else:
-            end = self._blocks.gap_after(end)
+        start = self._run_ends.pop(start) if start in self._run_ends else self._blocks.gap_before(start)
+        end = end + self._runs.pop(end) if end in self._runs else self._blocks.gap_after(end)
         self._runs[start] = end - start
         self._run_ends[end] = start
         return start, end - start

@@ -28,11 +28,13 @@ from wire.sockets import ZEROMQ, FeedPublisher, Reply, Responder, Sockets
 
 from .arena import Arena, segment_name
 from .audit import audit
+from .disk import open_tier
 from .effects import Answer, AnyEffect, ClearExtent, StartFetch
 from .engines import EngineKeeper
 from .events import AnyEvent, Asked, FetchDone, FetchFailed, FetchOverdue, GatewayHeard, PrefetchHinted, Released, Tick
 from .fetch import Fetcher
 from .machine import Machine
+from .policies import make_policy
 from .reporter import Reporter
 from .settings import SidecarSettings
 from .transitions import log_effect, log_event
@@ -56,7 +58,17 @@ def open_storage(settings: SidecarSettings) -> Storage:
     """Raises StorageFull where the host has no room for the arena."""
     arena = Arena(segment_name(settings.node, settings.run_dir), settings.arena_bytes)
     store = open_store(Path(settings.store_dir), settings.store)
-    fetcher = Fetcher(store, arena, workers=settings.loads_in_flight + 1, timeout_s=settings.load_timeout_s)
+    disk = None
+    if settings.store.remote and settings.disk_dir and settings.disk_bytes:
+        policy = make_policy(settings.cache_policy, settings.disk_bytes)
+        disk = open_tier(Path(settings.disk_dir), settings.disk_bytes, arena, policy)
+    fetcher = Fetcher(
+        store,
+        arena,
+        workers=settings.loads_in_flight + 1,
+        timeout_s=settings.load_timeout_s,
+        nearer=[disk] if disk else [],
+    )
     return Storage(arena, fetcher)
 
 

@@ -18,6 +18,10 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     A load that found no slot or no room for ``slot_age_bound_s`` may take them from residents: a slot gets no new
     leases until it is free. An adapter whose lease was lost (its gateway fell silent) stays ``lost_lease_hold_s`` more
     in an engine that cannot tell whether it is still in use.
+
+    With an object store, copies of what was fetched are kept in ``disk_dir``, ``disk_bytes`` of them at most; without
+    either, none are. ``cache_policy`` decides what leaves it, and what leaves the arena. With a ``registrar_feed``,
+    what is published for policies that this node holds is fetched ahead while nobody waits for anything.
     """
 
     node: str
@@ -40,5 +44,7 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     slot_age_bound_s: float = 5.0
     lost_lease_hold_s: float = 60.0
     registrar_feed: str = ""
+    disk_dir: str = ""
+    disk_bytes: int = 8 << 30
     store: StoreLocation = OWN_FOLDER
     curve: CurveSettings | None = None
