@@ -48,7 +48,7 @@ class Gateway:
         check_exposure(settings.host, anonymous=settings.anonymous)
         loop = asyncio.get_running_loop()
         self.settings = settings
-        self.nodes = NodeTable(address.name for address in settings.nodes)
+        self.nodes = NodeTable((address.name for address in settings.nodes), clock=loop.time)
         self.metrics = Metrics(tuple(ROUTES.values()))
         self._catalog = catalog
         self._registrar = RegistrarClient(settings.registrar_endpoint, curve=settings.curve)
@@ -107,7 +107,7 @@ class Gateway:
         data = DataPlane(
             catalog=self._catalog,
             authenticator=authenticator,
-            placer=Placer(self.nodes.all),
+            placer=Placer(self.nodes),
             leases=self._leases,
             upstream=self._upstream,
             metrics=self.metrics,

@@ -1,0 +1,24 @@
+"""How far from its first node a policy may go, and when."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """A node may have ``placed_excess`` more than its share of the adapters before a new one goes elsewhere, and
+    ``spill_excess`` more before one whose bytes are there does; the latter bounds its share of the leases too, of which
+    ``quiet_leases`` an engine are never too many.
+
+    Whatever is placed anew costs a load wherever it goes, so that its bound may be tight; a spill costs one that would
+    not be (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", SODA 2018).
+    """
+
+    placed_excess: float = 0.06
+    spill_excess: float = 0.25
+    quiet_leases: int = 64
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)!r}")
