@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import cast
 
 import httptools
@@ -15,12 +16,29 @@ import msgspec
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One request. Seconds, on the monotonic clock; ``status`` 0 means that the connection broke."""
+    """One request. Seconds, on the monotonic clock; ``status`` 0 means that the connection broke.
+
+    ``pieces`` are the times at which pieces of the body came: of a stream of tokens, those of the tokens.
+    ``retry_after_s`` is what a refusal said, 0 where it said nothing; ``text`` the body of an answer that is no 200.
+    """
 
     intended: float
     first_byte: float
     done: float
     status: int
+    pieces: tuple[float, ...] = ()
+    retry_after_s: float = 0.0
+    text: str = ""
+
+    @property
+    def first_token(self) -> float:
+        """When the first piece of the body came."""
+        return self.pieces[0] if self.pieces else self.done
+
+    def longest_gap(self, since: float = 0.0, until: float = float("inf")) -> float:
+        """The longest time between two pieces, of gaps that end after ``since`` and begin before ``until``."""
+        gaps = [after - before for before, after in pairwise(self.pieces) if after > since and before < until]
+        return max(gaps, default=0.0)
 
 
 class _Connection(asyncio.Protocol):
@@ -31,6 +49,9 @@ class _Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[int] | None = None
         self.first_byte = 0.0
         self.closed = False
+        self.pieces: list[float] = []
+        self.retry_after_s = 0.0
+        self.body = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no asyncio.Transport, but can do the same
@@ -45,6 +66,14 @@ class _Connection(asyncio.Protocol):
             self.first_byte = time.monotonic()
         self._parser.feed_data(data)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"retry-after":
+            self.retry_after_s = float(value)
+
+    def on_body(self, data: bytes) -> None:
+        self.pieces.append(time.monotonic())
+        self.body = data
+
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
         self._parser = httptools.HttpResponseParser(self)
@@ -56,7 +85,8 @@ class _Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> int:
         self._waiter = asyncio.get_running_loop().create_future()
-        self.first_byte = 0.0
+        self.first_byte = self.retry_after_s = 0.0
+        self.pieces = []
         self._transport.write(request)
         return await self._waiter
 
@@ -80,14 +110,37 @@ class Generator:
             status = status if status else 0
         else:
             self._idle.append(connection)
-        return Sample(intended, connection.first_byte or done, done, status)
+        text = "" if status == 200 else connection.body.decode(errors="replace")
+        return Sample(
+            intended, connection.first_byte or done, done, status, tuple(connection.pieces), connection.retry_after_s,
+            text,
+        )  # fmt: skip
+
+    async def patient(self, request: bytes, intended: float) -> list[Sample]:
+        """Send one request, and again when it is told to come back, until it is answered; every try."""
+        tries = [await self.one(request, intended)]
+        while tries[-1].status in (429, 503) and tries[-1].retry_after_s:
+            await asyncio.sleep(tries[-1].retry_after_s)
+            tries.append(await self.one(request, intended))
+        return tries
+
+    async def at_once(self, requests: Sequence[bytes]) -> list[Sample]:
+        """Send all ``requests`` now; connections are made before."""
+        while len(self._idle) < len(requests):
+            self._idle.append(await self._connect())
+        intended = time.monotonic()
+        return list(await asyncio.gather(*(self.one(request, intended) for request in requests)))
 
     async def run(self, requests: Sequence[bytes], rate: float) -> list[Sample]:
         """Send all ``requests`` at ``rate`` a second, each at its intended time whatever the others do."""
+        return await self.run_at([(number / rate, request) for number, request in enumerate(requests)])
+
+    async def run_at(self, requests: Iterable[tuple[float, bytes]]) -> list[Sample]:
+        """Send each request at its own time, in seconds from the beginning, in order."""
         start = time.monotonic() + 0.05
         tasks = []
-        for number, request in enumerate(requests):
-            intended = start + number / rate
+        for at, request in requests:
+            intended = start + at
             delay = intended - time.monotonic()
             if delay > 0:
                 await asyncio.sleep(delay)
@@ -115,6 +168,9 @@ class Generator:
             connection = self._idle.pop()
             if not connection.closed:
                 return connection
+        return await self._connect()
+
+    async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(_Connection, self._host, self._port)
         return connection
@@ -125,3 +181,13 @@ def post(target: str, body: bytes, headers: Sequence[tuple[str, str]] = ()) -> b
     lines = [f"POST {target} HTTP/1.1", "host: 127.0.0.1", "content-type: application/json"]
     lines += [f"content-length: {len(body)}", *(f"{name}: {value}" for name, value in headers)]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def completion(model: str, *, prompt: Sequence[int], tokens: int, token: str = "", stream: bool = True) -> bytes:
+    """A prepared completion of exactly ``tokens`` tokens, greedy; ``token`` is an engine's own."""
+    body = {
+        "model": model, "prompt": list(prompt), "max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True,
+        "temperature": 0, "stream": stream,
+    }  # fmt: skip
+    headers = (("authorization", f"Bearer {token}"),) if token else ()
+    return post("/v1/completions", msgspec.json.encode(body), headers)

@@ -91,8 +91,7 @@ class Client:
         results: list[Result] = []
 
         async def worker() -> None:
-            for ask in source:
-                results.append(await self.one(ask, self._loop.time()))
+            results.extend([await self.one(ask, self._loop.time()) for ask in source])
 
         await asyncio.gather(*(worker() for _ in range(concurrency)))
         return results

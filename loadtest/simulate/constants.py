@@ -14,7 +14,7 @@ MEASURED = Path(__file__).parent.parent / "results" / "engine.json"
 
 class EngineConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Seconds. A step takes ``step_s``, ``sequence_s`` for each sequence in it, ``adapter_s`` for each different
-    adapter and ``prefill_s`` for each prompt token; ``request_s`` passes outside of the engine's steps for each request.
+    adapter and ``prefill_s`` for each prompt token; ``request_s`` passes outside of the steps for each request.
 
     ``install_s`` and ``install_byte_s`` are the engine's own time for an adapter, during which no step runs;
     ``prepare_s`` what is done for it before, beside the steps. The same with ``stock_`` in front is for the stock path,

@@ -125,7 +125,7 @@ class GatewayProcess:
     def start(self) -> None:
         self._lives += 1
         instance = f"{self.name}-{self._lives}"
-        self.nodes = NodeTable(address.name for address in self._addresses)
+        self.nodes = NodeTable((address.name for address in self._addresses), clock=self._loop.time)
         self._fleet = Fleet(
             self._addresses, self.nodes, gateway=self.name, instance=instance, curve=None,
             sockets=self._network.sockets(self.name),

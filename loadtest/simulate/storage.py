@@ -1,4 +1,4 @@
-"""Models of what holds bytes: the artifact store, and the arena's memory. An extent holds a digest in place of bytes."""
+"""Models of what holds bytes: the artifact store, and the arena, whose extents hold a digest in place of bytes."""
 
 from __future__ import annotations
 

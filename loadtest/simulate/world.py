@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from catalog.names import adapter_name
 from gateway.http import Pair
 from gateway.placement import Placer
 from sidecar.extents import block_bytes
 
-from .catalog import BASE, MemoryCatalog, digest_of
+from .catalog import MemoryCatalog, digest_of
 from .constants import EngineConstants
 from .gateway import Answer, GatewayProcess, MakePlacer
 from .network import Network

@@ -30,6 +30,22 @@ class Scale(enum.StrEnum):
 ScaleOption = Annotated[Scale, typer.Option(help="small: within five minutes. full: every size, more rounds.")]
 
 
+@app.command("calibrate")
+def calibrate(
+    report: Json,
+    scale: ScaleOption = Scale.SMALL,
+    seed: Seed = 1,
+    layers: Annotated[int, typer.Option(min=1, help="Of the base that is made for it.")] = 4,
+    experts: Annotated[int, typer.Option(min=0, help="A layer; 0 makes a dense base.")] = 0,
+) -> None:
+    """Fit the constants of the simulations' engine to a real vLLM, which is started for it."""
+    from loadtest import calibrate
+    from loadtest.base_model import BaseSize
+
+    size = BaseSize(layers, experts)
+    _show(calibrate.run(report, small=scale is Scale.SMALL, seed=seed, size=size, say=_say), report)
+
+
 @app.command("catalog")
 def catalog(
     report: Json, scale: ScaleOption = Scale.SMALL, plot: Plot = None, seed: Seed = 1, scratch: Scratch = None

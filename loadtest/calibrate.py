@@ -1,0 +1,308 @@
+"""Fits the engine model's constants to a real vLLM: steps, prompts, adapters coming and going, and the artifact store.
+
+Everything is measured through what Roost uses: the engine's driver, the arena, the artifact store. What an adapter
+takes of the engine's own time is seen in a stream's longest gap between two tokens; what is left of the call's time is
+done beside the steps. At the end the model is asked to repeat a run that no constant was fitted to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from backends.interface import EngineBackend, EngineSettings, Health, Installable
+from backends.registry import make_backend
+from backends.vllm.client import VllmClient
+from catalog.artifacts import OWN_FOLDER, open_store
+from catalog.blobs import BlobStore
+from catalog.names import adapter_name
+from packer.peft import pack_peft
+from packer.shape import BaseShape
+from sidecar.arena import Arena
+from sidecar.extents import HEADER_BYTES, Extent, block_bytes
+from wire.outcomes import EngineFailed
+
+from .base_model import PLAIN_TOKENS, BaseSize, write_base
+from .deployment import BASE
+from .generator import Generator, Sample, completion
+from .pack import write_adapter
+from .report import environment, write_report
+from .simulate.clock import simulate
+from .simulate.constants import EngineConstants
+from .simulate.engine import EngineModel
+from .simulate.engine import Sequence as Modelled
+
+SLOTS = 16
+_SEQUENCES = (1, 2, 4, 8, 16)
+_PROMPTS = (16, 128, 512)
+_TOKENS = 32
+_LONG = 4096
+_CHECK_SEQUENCES, _CHECK_PROMPT, _CHECK_TOKENS = 12, 64, 16
+
+
+def run(file: Path, *, small: bool, seed: int, size: BaseSize, say: Callable[[str], object]) -> dict[str, Any]:
+    """Measure, fit and write; returns the summary."""
+    with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
+        root = Path(scratch)
+        say("making a base and adapters of it")
+        base = write_base(root / "base", size, seed)
+        adapters = _Adapters(root, base, SLOTS + (4 if small else 12), seed)
+        try:
+            samples = asyncio.run(_Session(root, base, adapters, rounds=3 if small else 9, say=say, seed=seed).run())
+        finally:
+            adapters.close()
+    constants = fit(samples, adapters.size)
+    predicted = simulate(lambda: _repeat(constants))
+    measured = statistics.median(samples["check_s"])
+    summary: dict[str, Any] = {name: round(value, 7) for name, value in msgspec.to_builtins(constants).items()} | {
+        "model_over_real": round(predicted / measured, 3)
+    }
+    told = {"base": msgspec.to_builtins(size), "slots": SLOTS}
+    where = environment(seed=seed, engine="vllm", stand_in=None) | told
+    write_report(file, where, {**samples, "constants": msgspec.to_builtins(constants)}, summary)
+    return summary
+
+
+def fit(samples: dict[str, Any], adapter_bytes: int) -> EngineConstants:
+    """The constants that explain ``samples`` best; what came out below 0 was within the noise, and is 0."""
+    step_s, sequence_s = _line([(count, statistics.median(found)) for count, found in samples["interval_s"]])
+    first_s, prefill_s = _line([(length, statistics.median(found)) for length, found in samples["first_token_s"]])
+    most, base_s = samples["interval_s"][-1]
+    adapter_s = (statistics.median(samples["adapters_interval_s"]) - statistics.median(base_s)) / most
+    install_s = statistics.median(samples["install_gap_s"]) - statistics.median(samples["quiet_gap_s"])
+    stock_s = statistics.median(samples["stock_gap_s"]) - statistics.median(samples["quiet_gap_s"])
+    fetch_s, fetch_byte_s = _line([(length, statistics.median(found)) for length, found in samples["fetch_s"]])
+    call_s = statistics.median(samples["install_call_s"])
+    found = {
+        "step_s": step_s, "sequence_s": sequence_s, "adapter_s": adapter_s, "prefill_s": prefill_s,
+        "request_s": first_s - step_s - sequence_s, "install_s": install_s, "prepare_s": call_s - install_s,
+        "remove_s": statistics.median(samples["remove_call_s"]), "stock_install_s": stock_s, "fetch_s": fetch_s,
+        "fetch_byte_s": fetch_byte_s, "start_s": samples["start_s"], "install_byte_s": 0.0,
+    }  # fmt: skip
+    return EngineConstants(adapter_bytes=adapter_bytes, **{name: max(0.0, value) for name, value in found.items()})
+
+
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Intercept and slope of the least squares line, neither below 0: what is fitted are times."""
+    places, values = np.array(points, dtype=float).T
+    slope, intercept = np.polyfit(places, values, 1)
+    if intercept < 0:
+        return 0.0, float((places @ values) / (places @ places))
+    return (float(intercept), float(slope)) if slope > 0 else (float(values.mean()), 0.0)
+
+
+class _Adapters:
+    """Random adapters in the arena, each in an extent of its own, and as the PEFT folders that they were."""
+
+    def __init__(self, root: Path, base: Path, count: int, seed: int) -> None:
+        shape = BaseShape.from_config((base / "config.json").read_bytes())
+        self.folders: list[Path] = []
+        self.installables: list[Installable] = []
+        packed = []
+        for number in range(count):
+            folder = root / f"raw-{number}"
+            write_adapter(folder, shape, seed + number)
+            out = root / f"packed-{number}"
+            with out.open("wb") as file:
+                facts = pack_peft(folder, shape, file)
+            packed.append((out.read_bytes(), facts))
+            self.folders.append(folder)
+        self.size = len(packed[0][0])
+        room = block_bytes(self.size)
+        self._arena = Arena(f"roost-calibrate-{time.time_ns()}", room * count)
+        for number, (data, facts) in enumerate(packed):
+            extent = Extent(number * room + HEADER_BYTES, len(data), number + 1)
+            with self._arena.begin(extent) as view:
+                view[:] = data
+            self._arena.seal(extent, facts.digest)
+            self.installables.append(self._installable(extent, facts.digest, facts.rank))
+
+    def _installable(self, extent: Extent, digest: str, rank: int) -> Installable:
+        return Installable(
+            adapter=adapter_name("bench", digest), digest=digest, rank=rank, segment=self._arena.segment,
+            offset=extent.offset, length=extent.length, generation=extent.generation,
+            view=lambda: self._arena.read(extent),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._arena.close()
+
+
+class _Session:
+    """One engine, from its start to its end."""
+
+    def __init__(
+        self, root: Path, base: Path, adapters: _Adapters, *, rounds: int, say: Callable[[str], object], seed: int
+    ) -> None:
+        settings = EngineSettings(
+            name="calibrated", base=BASE, model_path=str(base), fingerprint="f" * 64, slots=SLOTS, max_rank=1,
+            dtype="float32", max_num_seqs=64, extra_args=("--no-enable-prefix-caching",),
+        )  # fmt: skip
+        self._root = root
+        self._adapters = adapters
+        self._rounds = rounds
+        self._say = say
+        self._chance = np.random.default_rng(seed)
+        self._backend: EngineBackend = make_backend(settings, run_dir=root / "run", log_dir=root / "log")
+
+    async def run(self) -> dict[str, Any]:
+        self._say("starting the engine")
+        started = time.monotonic()
+        await self._backend.start()
+        try:
+            await self._until_ready()
+            samples: dict[str, Any] = {"start_s": time.monotonic() - started}
+            host, port = self._backend.address()
+            self._generator = Generator(host, port)
+            await self._measure(samples)
+            self._generator.close()
+        finally:
+            await self._backend.stop()
+        self._say("the artifact store")
+        samples["fetch_s"] = await asyncio.to_thread(self._fetches)
+        return samples
+
+    async def _until_ready(self) -> None:
+        while (health := await self._backend.health()) is not Health.READY:
+            if health is Health.DEAD:
+                raise EngineFailed(f"the engine did not start: {self._backend.detail}")
+            await asyncio.sleep(0.2)
+        await self._backend.limits()
+
+    async def _measure(self, samples: dict[str, Any]) -> None:
+        await self._batch([BASE] * 4, 64)
+        self._say("steps and prompts")
+        samples["interval_s"] = [(count, await self._intervals([BASE] * count)) for count in _SEQUENCES]
+        samples["first_token_s"] = [(length, await self._first_tokens(length)) for length in _PROMPTS]
+        self._say("adapters in a batch")
+        for adapter in self._adapters.installables[:SLOTS]:
+            await self._backend.install(adapter, 120.0)
+        names = [adapter.adapter for adapter in self._adapters.installables[:SLOTS]]
+        await self._batch(names, 16)
+        samples["adapters_interval_s"] = await self._intervals(names)
+        check = [names[place % SLOTS] for place in range(_CHECK_SEQUENCES)]
+        samples["check_s"] = [
+            max(one.done - one.intended for one in await self._batch(check, _CHECK_PROMPT, _CHECK_TOKENS))
+            for _ in range(self._rounds)
+        ]
+        for name in names:
+            await self._backend.remove(name, 120.0)
+        await self._coming_and_going(samples)
+
+    async def _coming_and_going(self, samples: dict[str, Any]) -> None:
+        self._say("adapters coming and going")
+        gaps: dict[str, list[float]] = {"quiet_gap_s": [], "install_gap_s": [], "stock_gap_s": []}
+        calls: dict[str, list[float]] = {"install_call_s": [], "remove_call_s": []}
+        host, port = self._backend.address()
+        stock = VllmClient(host, port, self._backend.token())
+        for place in range(min(2 * self._rounds, len(self._adapters.installables))):
+            adapter, folder = self._adapters.installables[place], self._adapters.folders[place]
+            gaps["quiet_gap_s"].append(await self._gap_while(lambda: asyncio.sleep(0.2)))
+            begun = time.monotonic()
+            await self._backend.install(adapter, 120.0)
+            calls["install_call_s"].append(time.monotonic() - begun)
+            begun = time.monotonic()
+            await self._backend.remove(adapter.adapter, 120.0)
+            calls["remove_call_s"].append(time.monotonic() - begun)
+            gaps["install_gap_s"].append(await self._gap_while(lambda: self._backend.install(adapter, 120.0)))  # noqa: B023
+            await self._backend.remove(adapter.adapter, 120.0)
+            name = f"stock-{place}"
+            gaps["stock_gap_s"].append(await self._gap_while(lambda: stock.load(name, str(folder), 120.0)))  # noqa: B023
+            await stock.unload(name, 120.0)
+        await stock.close()
+        samples.update(gaps | calls)
+
+    async def _gap_while(self, work: Callable[[], Any]) -> float:
+        """The longest gap of a base stream between ``work``'s beginning and its end."""
+        streaming = asyncio.create_task(self._batch([BASE], 16, 96))
+        await asyncio.sleep(0.3)
+        begun = time.monotonic()
+        await work()
+        ended = time.monotonic()
+        return (await streaming)[0].longest_gap(begun, ended)
+
+    async def _intervals(self, models: Sequence[str]) -> list[float]:
+        """Seconds between two tokens while all of ``models`` decode."""
+        found: list[float] = []
+        for _ in range(self._rounds):
+            samples = await self._batch(models, 16, _TOKENS)
+            first, last = max(one.pieces[0] for one in samples), min(one.pieces[_TOKENS - 1] for one in samples)
+            for one in samples:
+                inside = [at for at in one.pieces if first <= at <= last]
+                found += [after - before for before, after in pairwise(inside)]
+        return found
+
+    async def _first_tokens(self, length: int) -> list[float]:
+        found = []
+        for _ in range(3 * self._rounds):
+            (one,) = await self._batch([BASE], length, 2)
+            found.append(one.first_token - one.intended)
+        return found
+
+    async def _batch(self, models: Sequence[str], length: int, tokens: int = 8) -> list[Sample]:
+        """Ask all at once, each with a prompt of its own."""
+        token = self._backend.token()
+        requests = [completion(model, prompt=self._prompt(length), tokens=tokens, token=token) for model in models]
+        samples = await self._generator.at_once(requests)
+        failed = next((one for one in samples if one.status != 200), None)
+        if failed is not None:
+            raise EngineFailed(f"the engine answered {failed.status}: {failed.text}")
+        return samples
+
+    def _prompt(self, length: int) -> list[int]:
+        return [int(token) for token in self._chance.integers(0, PLAIN_TOKENS, length)]
+
+    def _fetches(self) -> list[tuple[int, list[float]]]:
+        """Seconds to bring artifacts of three sizes from a store on this disk into memory, verified."""
+        blobs = BlobStore(self._root / "store")
+        store = open_store(self._root / "store", OWN_FOLDER)
+        found = []
+        for length in (4096, max(8192, self._adapters.size), 1 << 24):
+            with blobs.writer() as writer:
+                writer.write(self._chance.bytes(length))
+                digest = writer.commit().digest
+            memory = memoryview(bytearray(length))
+            seconds = []
+            for _ in range(5 * self._rounds):
+                begun = time.perf_counter()
+                with store.open(digest) as source:
+                    source.fill(memory, lambda: False)
+                seconds.append(time.perf_counter() - begun)
+            found.append((length, seconds))
+        return found
+
+
+async def _repeat(constants: EngineConstants) -> float:
+    """The check's run by the model: seconds until the last of its requests has ended."""
+    loop = asyncio.get_running_loop()
+    model = EngineModel(constants, SLOTS)
+    ended: list[asyncio.Future[float]] = []
+    for place in range(_CHECK_SEQUENCES):
+        await _installed(model, f"a{place}")
+    begun = loop.time()
+    for place in range(_CHECK_SEQUENCES):
+        end: asyncio.Future[float] = loop.create_future()
+        ended.append(end)
+
+        def on_token(content: str, last: bool, end: asyncio.Future[float] = end) -> None:
+            if last:
+                end.set_result(loop.time())
+
+        sequence = Modelled(f"a{place}", _CHECK_PROMPT, _CHECK_TOKENS, on_token, lambda message: None)
+        loop.call_later(constants.request_s, model.submit, sequence)
+    return max([await end for end in ended]) - begun
+
+
+async def _installed(model: EngineModel, adapter: str) -> None:
+    end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    model.install(adapter, 0.0, lambda: adapter, lambda result: end.set_result(None))
+    await end
