@@ -9,7 +9,9 @@ from catalog.settings import CurveSettings
 
 
 class NodeAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A sidecar: where it takes requests and where it publishes its reports. ``public`` is its CURVE key, if any."""
+    """A sidecar: where it takes requests and where it publishes its reports. ``public`` is its CURVE key, if any:
+    over ``tcp://`` it must have one.
+    """
 
     name: str
     endpoint: str
@@ -18,7 +20,8 @@ class NodeAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes in bytes, times in seconds. ``anonymous`` lets requests without a key in (loopback only).
+    """Sizes in bytes, times in seconds. ``nodes`` are those of the start; ``nodes_file`` names a TOML file that lists
+    more of them and is followed while the gateway runs. ``anonymous`` lets requests without a key in (loopback only).
 
     ``store_dir`` holds the artifacts unless ``store`` says where. ``max_choices`` (``n`` times the prompts),
     ``max_generated_tokens`` (of all choices together) and ``max_logprobs`` bound what one request may ask of an engine.
@@ -32,6 +35,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     store_dir: str
     registrar_endpoint: str
     nodes: tuple[NodeAddress, ...]
+    nodes_file: str = ""
     anonymous: bool = False
     max_body_bytes: int = 8 << 20
     max_artifact_bytes: int = 64 << 30

@@ -11,7 +11,7 @@ from .tuning import Tuning
 
 
 class Bounds:
-    """Compares nodes with the mean of all that take work, each by what it has: engines for leases, slots for adapters."""
+    """Compares nodes with the mean of all that take work: leases by their engines, adapters by their slots."""
 
     def __init__(self, table: NodeTable, tuning: Tuning) -> None:
         self._table = table
@@ -28,7 +28,7 @@ class Bounds:
         return max(0.0, 1 - most / own.outstanding)
 
     def spills(self, node: Node, deployed: Deployed, policy: str) -> bool:
-        """Whether ``policy`` is of that share: as many of a node's policies go elsewhere as it has too many, no more."""
+        """Whether ``policy`` is of that share: no more of a node's policies go elsewhere than it has too many."""
         overflow = self.overflow(node, deployed)
         return overflow > 0 and fraction(word_of(policy), word_of(node.name)) < overflow
 

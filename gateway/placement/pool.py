@@ -30,7 +30,7 @@ class Pool:
     def first(self, policy: str, count: int) -> tuple[Node, ...]:
         """At least the first ``count`` nodes in the policy's order, where there are as many."""
         known = self._short_lists.get(policy)
-        if known is None or len(known) < count and len(known) < len(self.nodes):
+        if known is None or len(known) < min(count, len(self.nodes)):
             if len(self._short_lists) >= _REMEMBERED:
                 self._short_lists.clear()
             known = self._short_lists[policy] = self.order(policy, count)

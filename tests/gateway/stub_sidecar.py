@@ -14,10 +14,12 @@ from wire.node import (
     AnswerOfNode,
     AskOfNode,
     AskState,
+    Cordon,
     EngineReport,
     GatewayAlive,
     Granted,
     Health,
+    Holding,
     NodeDelta,
     NodeReport,
     Refused,
@@ -53,12 +55,14 @@ class StubSidecar:
         self.scripts: deque[Script] = deque()
         self.acquired: list[Acquire] = []
         self.held: dict[int, Acquire] = {}
+        self.granted: dict[int, Granted] = {}
         self.released: list[int] = []
         self.failed_engines: list[str] = []
         # what AskState is answered with first, where it is to be of another time
         self.states: deque[NodeReport] = deque()
         self.asked_for_state = 0
         self.alive: list[GatewayAlive] = []
+        self.told: list[Holding] = []
         self.epoch = 0
         self._next_engine = itertools.cycle(range(len(engines)))
         self._responder: Responder[AskOfNode, AnswerOfNode] | None = None
@@ -103,17 +107,16 @@ class StubSidecar:
         engine = self.engines[next(self._next_engine)]
         adapter = adapter_name(ask.tenant, ask.digest) if ask.digest else ask.base
         self.held[ask.lease] = ask
-        reply(
-            Granted(
-                lease=ask.lease,
-                engine=engine.name,
-                host="127.0.0.1",
-                port=engine.port,
-                adapter=adapter,
-                waited=waited,
-                token=self.token,
-            )
+        granted = self.granted[ask.lease] = Granted(
+            lease=ask.lease,
+            engine=engine.name,
+            host="127.0.0.1",
+            port=engine.port,
+            adapter=adapter,
+            waited=waited,
+            token=self.token,
         )
+        reply(granted)
 
     def _engine_report(self, engine: StubEngine) -> EngineReport:
         return EngineReport(
@@ -127,6 +130,7 @@ class StubSidecar:
             max_rank=self.max_rank,
             targets=TARGETS,
             serving=tuple(sorted(self.serving)),
+            outstanding=sum(lease.engine == engine.name for lease in self.granted.values()),
         )
 
     def _on_ask(self, ask: AskOfNode, reply: Reply[AnswerOfNode]) -> None:
@@ -140,6 +144,7 @@ class StubSidecar:
             self.released.extend(ask.leases)
             for lease in ask.leases:
                 self.held.pop(lease, None)
+                self.granted.pop(lease, None)
             if ask.failed_engine:
                 self.failed_engines.append(ask.failed_engine)
         elif isinstance(ask, AskState):
@@ -147,6 +152,12 @@ class StubSidecar:
             reply(self.states.popleft() if self.states else self.report())
         elif isinstance(ask, GatewayAlive):
             self.alive.append(ask)
+        elif isinstance(ask, Holding):
+            self.told.append(ask)
+        elif isinstance(ask, Cordon):
+            self.draining = ask.on
+            self.announce()
+            reply(self.report())
 
 
 def refuse(
