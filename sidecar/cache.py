@@ -33,6 +33,8 @@ class ArenaCache:
         self._blocks = Allocator(capacity)
         self._policy = policy
         self._entries: dict[str, Entry] = {}
+        # what is pinned, or not there yet
+        self._held: set[str] = set()
         self._generation = 0
 
     @property
@@ -69,7 +71,7 @@ class ArenaCache:
         return block_bytes(size) <= self.capacity
 
     def reserve(
-        self, digest: str, size: int, now: float, keep: Callable[[str], bool]
+        self, digest: str, size: int, now: float, keep: Callable[[str], bool] | None = None
     ) -> tuple[Extent, list[tuple[str, Extent]]] | None:
         """Make an extent for ``digest``, evicting what must go. None where what is pinned or kept leaves no room.
 
@@ -80,7 +82,7 @@ class ArenaCache:
         evicted: list[tuple[str, Extent]] = []
         offset = self._blocks.allocate(need)
         if offset is None:
-            spared = {key for key, entry in self._entries.items() if not entry.ready or entry.pins or keep(key)}
+            spared = self._held if keep is None else self._held.union(filter(keep, self._entries))
             if not self._room_beside(spared, need):
                 return None
             offset, victims = self._make_room(need, spared)
@@ -90,6 +92,7 @@ class ArenaCache:
         self._generation += 1
         extent = Extent(offset + HEADER_BYTES, size, self._generation)
         self._entries[digest] = Entry(extent, now)
+        self._held.add(digest)
         return extent, evicted
 
     def completed(self, digest: str, now: float) -> None:
@@ -97,11 +100,14 @@ class ArenaCache:
         entry = self._entries[digest]
         entry.ready = True
         entry.overdue = False
+        if not entry.pins:
+            self._held.discard(digest)
         self._policy.added(digest, entry.extent.length, now - entry.since)
 
     def discard(self, digest: str) -> None:
         """Forget an entry that never became ready, and free its extent."""
         extent = self._entries.pop(digest).extent
+        self._held.discard(digest)
         self._blocks.free(extent.offset - HEADER_BYTES)
 
     def touch(self, digest: str) -> None:
@@ -109,12 +115,15 @@ class ArenaCache:
 
     def pin(self, digest: str, owner: Hashable) -> None:
         self._entries[digest].pins.add(owner)
+        self._held.add(digest)
 
     def unpin(self, digest: str, owner: Hashable) -> None:
         """Take back a pin, if there is one."""
         entry = self._entries.get(digest)
         if entry is not None:
             entry.pins.discard(owner)
+            if entry.ready and not entry.pins:
+                self._held.discard(digest)
 
     def _room_beside(self, spared: Collection[str], need: int) -> bool:
         """Whether an arena with nothing but ``spared`` would have a run of at least ``need`` free bytes."""
