@@ -26,7 +26,9 @@ from .leases import LeaseDesk
 from .membership import Membership
 from .metrics import GatewayCollector, Metrics
 from .nodes import NodeTable
-from .placement import Placer
+from .placement import Placer, Tuning
+from .popularity import Popularity
+from .quotas import Quotas
 from .settings import GatewaySettings
 from .workers import Workers
 
@@ -49,7 +51,11 @@ class Gateway:
         check_exposure(settings.host, anonymous=settings.anonymous)
         loop = asyncio.get_running_loop()
         self.settings = settings
-        self.nodes = NodeTable(clock=loop.time)
+        popularity = Popularity(
+            loop.time, replica_leases=settings.replica_leases, cooldown_s=settings.replica_cooldown_s
+        )
+        self.nodes = NodeTable(popularity=popularity)
+        self.quotas = Quotas(settings.quotas, settings.default_quota, gateways=settings.gateways, clock=loop.time)
         self.metrics = Metrics(tuple(ROUTES.values()))
         self._catalog = catalog
         self._registrar = RegistrarClient(settings.registrar_endpoint, curve=settings.curve)
@@ -111,13 +117,15 @@ class Gateway:
         data = DataPlane(
             catalog=self._catalog,
             authenticator=authenticator,
-            placer=Placer(self.nodes),
+            placer=Placer(self.nodes, Tuning(placed_excess=settings.placed_excess, spill_excess=settings.spill_excess)),
             leases=self._leases,
             upstream=self._upstream,
             metrics=self.metrics,
             access_log=self._access_log,
             timeouts=Timeouts(settings.request_timeout_s, settings.acquire_timeout_s),
             bounds=GenerationBounds(settings.max_choices, settings.max_generated_tokens, settings.max_logprobs),
+            quotas=self.quotas,
+            prefix_bytes=settings.prefix_bytes,
         )
         control = make_control(
             Services(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+PLACED_EXCESS = 0.06
+SPILL_EXCESS = 0.25
+
 
 class Tuning(msgspec.Struct, frozen=True):
     """A node may have ``placed_excess`` more than its share of the adapters before a new one goes elsewhere, and
@@ -14,8 +17,8 @@ class Tuning(msgspec.Struct, frozen=True):
     not be (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", SODA 2018).
     """
 
-    placed_excess: float = 0.06
-    spill_excess: float = 0.25
+    placed_excess: float = PLACED_EXCESS
+    spill_excess: float = SPILL_EXCESS
     quiet_leases: int = 64
 
     def __post_init__(self) -> None:
