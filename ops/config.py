@@ -91,8 +91,10 @@ class NodeConfig(Section, frozen=True):
     arena_bytes: int = 1 << 30
     cache_policy: PolicyName = PolicyName.S3FIFO
     disk_bytes: int = 8 << 30
-    loads_in_flight: int = 2
+    loads_in_flight_min: int = 1
+    loads_in_flight: int = 8
     loads_queued: int = 64
+    loads_queued_per_tenant: int = 48
     waiters_per_load: int = 4096
     load_timeout_s: float = 60.0
     negative_first_s: float = 1.0
@@ -100,6 +102,8 @@ class NodeConfig(Section, frozen=True):
     gateway_silence_s: float = 15.0
     full_state_every_s: float = 10.0
     slot_age_bound_s: float = 5.0
+    min_residency_s: float = 2.0
+    slot_share_s: float = 60.0
     lost_lease_hold_s: float = 60.0
 
 

@@ -15,6 +15,13 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Sizes in bytes, times in seconds. ``store_dir`` holds the artifacts unless ``store`` says where;
     ``run_dir`` holds what outlives the sidecar (engine records, adapter folders).
 
+    How many loads are in flight at once follows what they take, between ``loads_in_flight_min`` and
+    ``loads_in_flight``. ``loads_queued`` and, within it, ``loads_queued_per_tenant`` bound those that wait for their
+    turn.
+
+    An adapter keeps its slot for ``min_residency_s`` after it came, while another can go; and a tenant that has no more
+    than its share of an engine's slots keeps those that it used within ``slot_share_s``.
+
     A load that found no slot or no room for ``slot_age_bound_s`` may take them from residents: a slot gets no new
     leases until it is free. An adapter whose lease was lost (its gateway fell silent) stays ``lost_lease_hold_s`` more
     in an engine that cannot tell whether it is still in use.
@@ -33,8 +40,10 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     engines: tuple[EngineSettings, ...]
     arena_bytes: int = 1 << 30
     cache_policy: PolicyName = PolicyName.S3FIFO
-    loads_in_flight: int = 2
+    loads_in_flight_min: int = 1
+    loads_in_flight: int = 8
     loads_queued: int = 64
+    loads_queued_per_tenant: int = 48
     waiters_per_load: int = 4096
     load_timeout_s: float = 60.0
     negative_first_s: float = 1.0
@@ -42,6 +51,8 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     gateway_silence_s: float = 15.0
     full_state_every_s: float = 10.0
     slot_age_bound_s: float = 5.0
+    min_residency_s: float = 2.0
+    slot_share_s: float = 60.0
     lost_lease_hold_s: float = 60.0
     registrar_feed: str = ""
     disk_dir: str = ""

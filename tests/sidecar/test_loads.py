@@ -375,7 +375,7 @@ def test_prefetch_brings_bytes_only_while_nothing_is_loaded() -> None:
     assert digest(2) not in bench.fetches
     bench.fetched(1)
     bench.installed(1)
-    bench.send(PrefetchHinted(digest=digest(2), size=SIZE))
+    bench.wait(1.0)
     bench.fetched(2)
     bench.ask(2)
     assert not bench.fetches

@@ -13,12 +13,22 @@ from backends.interface import Health, Removal
 from catalog.names import adapter_name
 from sidecar.admission import Stage
 from sidecar.audit import audit
-from sidecar.effects import Answer, AnyEffect, ClearExtent, ReadInstalled, StartFetch, StartInstall, StartRemove
+from sidecar.effects import (
+    Answer,
+    AnyEffect,
+    CancelFetch,
+    ClearExtent,
+    ReadInstalled,
+    StartFetch,
+    StartInstall,
+    StartRemove,
+)
 from sidecar.events import (
     AnyEvent,
     Asked,
     EngineDown,
     EngineUp,
+    FetchCancelled,
     FetchDone,
     FetchFailed,
     FetchOverdue,
@@ -32,6 +42,7 @@ from sidecar.events import (
     Released,
     RemoveDone,
     RemoveUnsure,
+    RevisionOffered,
     Tick,
 )
 from sidecar.machine import Machine
@@ -80,6 +91,7 @@ class Node(RuleBasedStateMachine):
         self.orphans: list[EngineEffect] = []
         self.fetches: dict[str, StartFetch] = {}
         self.extents: dict[str, tuple[int, int]] = {}
+        self.cancelled: set[int] = set()
         self.unanswered: set[int] = set()
         self.asks = 0
         # what gateways believe to hold: (gateway, lease) -> (engine, adapter)
@@ -108,6 +120,10 @@ class Node(RuleBasedStateMachine):
             assert effect.digest not in self.fetches, "one fetch at a time for a digest"
             self.fetches[effect.digest] = effect
             self.place(effect)
+        elif isinstance(effect, CancelFetch):
+            assert self.fetches[effect.digest].extent.generation == effect.generation
+            assert effect.generation not in self.cancelled, "told to end once"
+            self.cancelled.add(effect.generation)
         elif isinstance(effect, ClearExtent):
             self.clear(effect)
         else:
@@ -178,6 +194,7 @@ class Node(RuleBasedStateMachine):
             lease=lease,
             base=BASE,
             tenant="t",
+            policy="" if number is None else f"t/p{number % 2}",
             digest="" if number is None else digest(number),
             size=10_000,
             rank=rank,
@@ -215,6 +232,10 @@ class Node(RuleBasedStateMachine):
     def hint(self, number: int) -> None:
         self.send(PrefetchHinted(digest=digest(number), size=10_000))
 
+    @rule(number=ADAPTERS)
+    def offer(self, number: int) -> None:
+        self.send(RevisionOffered(policy=f"t/p{number % 2}", digest=digest(number), size=10_000))
+
     @rule(seconds=st.floats(0.05, 1.0), times=st.integers(1, 8))
     def time_passes(self, seconds: float, times: int) -> None:
         for _ in range(times):
@@ -226,6 +247,9 @@ class Node(RuleBasedStateMachine):
     def fetch_ends(self, data: st.DataObject, works: bool) -> None:
         fetch = self.fetches.pop(data.draw(st.sampled_from(sorted(self.fetches))))
         generation = fetch.extent.generation
+        if generation in self.cancelled and data.draw(st.booleans()):
+            self.cancelled_fetch_ends(fetch)
+            return
         if works:
             self.send(FetchDone(digest=fetch.digest, generation=generation))
             return
@@ -235,10 +259,16 @@ class Node(RuleBasedStateMachine):
         )
         self.send(failed)
 
+    def cancelled_fetch_ends(self, fetch: StartFetch) -> None:
+        del self.extents[fetch.digest]
+        self.send(FetchCancelled(digest=fetch.digest, generation=fetch.extent.generation))
+
     @precondition(lambda self: self.fetches)
     @rule(data=st.data())
     def fetch_hangs(self, data: st.DataObject) -> None:
         fetch = self.fetches[data.draw(st.sampled_from(sorted(self.fetches)))]
+        if fetch.extent.generation in self.cancelled:
+            return
         self.send(FetchOverdue(digest=fetch.digest, generation=fetch.extent.generation, message="m"))
 
     @precondition(lambda self: any(model.call for model in self.engines.values()))
@@ -340,6 +370,12 @@ class Node(RuleBasedStateMachine):
         assert {digest for digest in state.cache if state.cache.pinned(digest)} <= needed
 
     @invariant()
+    def a_fetch_that_a_load_needs_is_not_cancelled(self) -> None:
+        fetching = {load.digest for load in self.machine.state.queue if load.stage is Stage.FETCHING}
+        for wanted in fetching:
+            assert wanted in self.fetches, "a load waits for a fetch that nobody performs"
+
+    @invariant()
     def unsure_installs_keep_their_bytes(self) -> None:
         for engine in self.machine.state.engines.values():
             for slot in engine.slots.values():
@@ -373,7 +409,10 @@ class Node(RuleBasedStateMachine):
     def the_world_works(self) -> None:
         for fetched in list(self.fetches):
             fetch = self.fetches.pop(fetched)
-            self.send(FetchDone(digest=fetched, generation=fetch.extent.generation))
+            if fetch.extent.generation in self.cancelled:
+                self.cancelled_fetch_ends(fetch)
+            else:
+                self.send(FetchDone(digest=fetched, generation=fetch.extent.generation))
         for engine in ENGINES:
             self.call_ends_well(engine)
 

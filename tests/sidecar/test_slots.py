@@ -11,9 +11,9 @@ from .bench import Bench, name
 def test_free_slot_before_eviction_and_least_recently_used_first() -> None:
     bench = Bench(slots=2)
     bench.release(bench.serve(1))
-    bench.wait(1.0)
+    bench.wait(3.0)
     bench.release(bench.serve(2))
-    bench.wait(1.0)
+    bench.wait(3.0)
     bench.release(bench.ask(1))
     assert not bench.started(StartRemove)
     ask = bench.ask(3)
