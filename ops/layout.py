@@ -74,6 +74,11 @@ class Layout:
         """The configuration in force, as the supervisor was started with it."""
         return self.run / "config.json"
 
+    @property
+    def nodes_file(self) -> Path:
+        """Where the gateway looks for nodes of other hosts, unless it is told otherwise."""
+        return self.root / "nodes.toml"
+
     def settings_file(self, process: str) -> Path:
         return self.run / f"{process}.json"
 
