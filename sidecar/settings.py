@@ -39,7 +39,7 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     log_dir: str
     engines: tuple[EngineSettings, ...]
     arena_bytes: int = 1 << 30
-    cache_policy: PolicyName = PolicyName.S3FIFO
+    cache_policy: PolicyName = PolicyName.ADAPTIVE
     loads_in_flight_min: int = 1
     loads_in_flight: int = 8
     loads_queued: int = 64

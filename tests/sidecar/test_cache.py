@@ -7,7 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sidecar.cache import ArenaCache
 from sidecar.extents import ALIGN, HEADER_BYTES, block_bytes
-from sidecar.policies import Lru, PolicyName, make_policy
+from sidecar.policies import PolicyName, make_policy
+from sidecar.policies.lru import Lru
 
 PAGES = 40
 NUMBERS = st.integers(0, 25)

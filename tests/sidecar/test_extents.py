@@ -7,7 +7,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from sidecar.cache import ArenaCache
 from sidecar.extents import ALIGN, Allocator, block_bytes
-from sidecar.policies import Lru
+from sidecar.policies.lru import Lru
 
 PAGES = 64
 

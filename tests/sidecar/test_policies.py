@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from sidecar.policies import CachePolicy, PolicyName, make_policy
+from sidecar.policies.adaptive import Adaptive
 
 CAPACITY = 1000
 SIZES = st.integers(1, 300)
@@ -97,6 +100,8 @@ def test_what_nobody_asked_for_again_goes_before_what_everybody_does(name: Polic
     for _ in range(3):
         policy.touched("0")
     assert all_of(policy)[:5] == ["1", "2", "3", "4", "5"]
+    policy.evicted("1")
+    assert all_of(policy)[:4] == ["2", "3", "4", "5"]
 
 
 @given(st.lists(st.integers(0, 20), max_size=200))
@@ -187,3 +192,59 @@ def test_gdsf_forgets_the_fame_of_yesterday() -> None:
         if victim == "famous":
             break
     assert victim == "famous"
+
+
+def test_fading_forgives_what_was_asked_for_often_a_short_absence() -> None:
+    policy = make_policy(PolicyName.FADING, CAPACITY)
+    policy.added("often", 10, 1.0)
+    for _ in range(4):
+        policy.touched("often")
+    policy.added("once", 100, 1.0)
+    assert first_of(policy) == "once"
+    policy.evicted("once")
+    for number in range(20):
+        policy.added(str(number), 100, 1.0)
+    order = all_of(policy)
+    assert 0 < order.index("often") < 8, "but not a long one"
+
+
+def asked(policy: Adaptive, present: set[str], keys: Iterable[str]) -> None:
+    """Ask for keys of 100 bytes each, in a cache that has room for ten."""
+    for key in keys:
+        if key in present:
+            policy.touched(key)
+            continue
+        if len(present) == 10:
+            victim = first_of(policy)
+            policy.evicted(victim)
+            present.remove(victim)
+        policy.added(key, 100, 1.0)
+        present.add(key)
+
+
+def test_adaptive_decides_as_what_was_asked_for_lately_would_have_wanted_it() -> None:
+    policy = Adaptive(CAPACITY)
+    present: set[str] = set()
+    asked(policy, present, swept(1000))
+    assert not policy.cautious
+    asked(policy, present, recent(1000))
+    assert policy.cautious
+    asked(policy, present, swept(1000))
+    assert not policy.cautious
+
+
+def swept(count: int) -> Iterator[str]:
+    """Asks of seven keys, and as many of keys that are never asked for again."""
+    rng = random.Random(1)
+    for number in range(count):
+        yield rng.choice((f"hot{rng.randrange(7)}", f"swept{number}"))
+
+
+def recent(count: int) -> Iterator[str]:
+    """Asks of forty keys, where the one asked for last is the likeliest to come next, and so on back."""
+    rng = random.Random(1)
+    order = [f"recent{number}" for number in range(40)]
+    for _ in range(count):
+        key = order.pop(min(39, int(rng.expovariate(1 / 5))))
+        order.insert(0, key)
+        yield key
