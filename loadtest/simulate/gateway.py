@@ -131,6 +131,7 @@ class GatewayProcess:
             sockets=self._network.sockets(self.name),
         )  # fmt: skip
         self.leases = LeaseDesk(self._fleet.requesters, gateway=self.name, instance=instance)
+        self._fleet.tell_holding(self.leases.holding)
         self._upstream = ModelUpstream(self._network, self.name, self._engines)
         self.metrics = Metrics(tuple(ROUTES.values()))
         self._data = DataPlane(
