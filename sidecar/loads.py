@@ -120,6 +120,7 @@ class Loads:
         load.stage = Stage.FETCHING
         self._state.cache.pin(load.digest, _owner(load))
         if resident:
+            self._state.cache.touch(load.digest)
             self.seat(load, now)
 
     def _has_bytes(self, load: Load, now: float) -> bool:

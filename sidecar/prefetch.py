@@ -50,12 +50,12 @@ class Prefetches:
                 del self._asked[next(iter(self._asked))]
 
     def holds(self, policy: str) -> bool:
-        """Whether the node still has what ``policy`` was last asked for with, in a slot or in the arena."""
+        """Whether the node has, or is getting, what ``policy`` was last asked for with."""
         if policy not in self._asked:
             return False
         tenant, digest = self._asked[policy]
         adapter = adapter_name(tenant, digest)
-        return self._state.cache.resident(digest) or any(
+        return self._state.cache.get(digest) is not None or any(
             adapter in engine.slots for engine in self._state.engines.values()
         )
 

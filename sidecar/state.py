@@ -69,7 +69,9 @@ class NodeState:
             slot = engine.slots[adapter]
             slot.rank = slot.rank or request.rank
             slot.size = slot.size or request.size
-            self.cache.touch(request.digest)
+            if not waited:
+                # what waited counts when its load began, once for all who did
+                self.cache.touch(request.digest)
         self.counts["granted_after_load" if waited else "granted"] += 1
         self.repeat(asks, lease, waited=waited)
 
