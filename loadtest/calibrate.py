@@ -12,7 +12,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,8 @@ SLOTS = 16
 _SEQUENCES = (1, 2, 4, 8, 16)
 _PROMPTS = (16, 128, 512)
 _TOKENS = 32
-_LONG = 4096
+# how long a stream goes on beside a call, and before it; as many tokens as fit
+_STREAM_S, _BEFORE_S, _CONTEXT = 4.0, 0.3, 8192
 _CHECK_SEQUENCES, _CHECK_PROMPT, _CHECK_TOKENS = 12, 64, 16
 
 
@@ -54,7 +54,7 @@ def run(file: Path, *, small: bool, seed: int, size: BaseSize, say: Callable[[st
     with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
         root = Path(scratch)
         say("making a base and adapters of it")
-        base = write_base(root / "base", size, seed)
+        base = write_base(root / "base", msgspec.structs.replace(size, context=_CONTEXT), seed)
         adapters = _Adapters(root, base, SLOTS + (4 if small else 12), seed)
         try:
             samples = asyncio.run(_Session(root, base, adapters, rounds=3 if small else 9, say=say, seed=seed).run())
@@ -63,9 +63,9 @@ def run(file: Path, *, small: bool, seed: int, size: BaseSize, say: Callable[[st
     constants = fit(samples, adapters.size)
     predicted = simulate(lambda: _repeat(constants))
     measured = statistics.median(samples["check_s"])
-    summary: dict[str, Any] = {name: round(value, 7) for name, value in msgspec.to_builtins(constants).items()} | {
-        "model_over_real": round(predicted / measured, 3)
-    }
+    summary: dict[str, Any] = {
+        name: float(f"{value:.4g}") for name, value in msgspec.to_builtins(constants).items()
+    } | {"model_over_real": round(predicted / measured, 3)}
     told = {"base": msgspec.to_builtins(size), "slots": SLOTS}
     where = environment(seed=seed, engine="vllm", stand_in=None) | told
     write_report(file, where, {**samples, "constants": msgspec.to_builtins(constants)}, summary)
@@ -152,6 +152,7 @@ class _Session:
         self._rounds = rounds
         self._say = say
         self._chance = np.random.default_rng(seed)
+        self._stream_tokens = 0
         self._backend: EngineBackend = make_backend(settings, run_dir=root / "run", log_dir=root / "log")
 
     async def run(self) -> dict[str, Any]:
@@ -183,6 +184,8 @@ class _Session:
         self._say("steps and prompts")
         samples["interval_s"] = [(count, await self._intervals([BASE] * count)) for count in _SEQUENCES]
         samples["first_token_s"] = [(length, await self._first_tokens(length)) for length in _PROMPTS]
+        alone_s = statistics.median(samples["interval_s"][0][1])
+        self._stream_tokens = min(_CONTEXT // 2, int(_STREAM_S / alone_s))
         self._say("adapters in a batch")
         for adapter in self._adapters.installables[:SLOTS]:
             await self._backend.install(adapter, 120.0)
@@ -223,23 +226,21 @@ class _Session:
 
     async def _gap_while(self, work: Callable[[], Any]) -> float:
         """The longest gap of a base stream between ``work``'s beginning and its end."""
-        streaming = asyncio.create_task(self._batch([BASE], 16, 96))
-        await asyncio.sleep(0.3)
+        streaming = asyncio.create_task(self._batch([BASE], 16, self._stream_tokens))
+        await asyncio.sleep(_BEFORE_S)
         begun = time.monotonic()
         await work()
         ended = time.monotonic()
         return (await streaming)[0].longest_gap(begun, ended)
 
     async def _intervals(self, models: Sequence[str]) -> list[float]:
-        """Seconds between two tokens while all of ``models`` decode."""
-        found: list[float] = []
-        for _ in range(self._rounds):
-            samples = await self._batch(models, 16, _TOKENS)
-            first, last = max(one.pieces[0] for one in samples), min(one.pieces[_TOKENS - 1] for one in samples)
-            for one in samples:
-                inside = [at for at in one.pieces if first <= at <= last]
-                found += [after - before for before, after in pairwise(inside)]
-        return found
+        """Mean seconds between two tokens while all of ``models`` decode."""
+        # a server may send two tokens in one piece, so that only the whole of a stream is counted on
+        return [
+            (one.pieces[-1] - one.first_token) / (_TOKENS - 1)
+            for _ in range(self._rounds)
+            for one in await self._batch(models, 16, _TOKENS)
+        ]
 
     async def _first_tokens(self, length: int) -> list[float]:
         found = []

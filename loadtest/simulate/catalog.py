@@ -6,7 +6,7 @@ import hashlib
 
 from catalog.names import Reference
 from catalog.records import BaseRecord
-from catalog.view import Resolution
+from catalog.view import CatalogView, Resolution
 from wire.outcomes import NotFound
 
 BASE = "model"
@@ -16,6 +16,19 @@ FINGERPRINT = "f" * 64
 def digest_of(policy: str, revision: int) -> str:
     """The digest that a modelled revision has."""
     return hashlib.blake2b(f"{policy}@{revision}".encode(), digest_size=32).hexdigest()
+
+
+class OpenCatalog:
+    """As ``gateway.catalog_source.CatalogSource``, for a view that is open already, and closed by whoever opened it."""
+
+    def __init__(self, view: CatalogView) -> None:
+        self._view = view
+
+    def view(self) -> CatalogView:
+        return self._view
+
+    def close(self) -> None:
+        """Not ours to close."""
 
 
 class MemoryCatalog:

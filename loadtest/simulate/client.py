@@ -11,6 +11,9 @@ import msgspec
 from .gateway import Answer
 from .world import World, completion
 
+# before what broke is tried again
+_RESEND_S = 0.5
+
 
 class Ask(msgspec.Struct, frozen=True):
     """One request to come: seconds from the beginning, and a policy, a revision of it, or the base."""
@@ -55,11 +58,13 @@ class Result(msgspec.Struct, frozen=True):
 
 class Patience(msgspec.Struct, frozen=True):
     """``retries`` after a 429 or 503 that says when. A tenth of the wait is added at random, so that not all come at
-    once. ``timeout_s`` is each try's; 0 leaves it to the gateway.
+    once. ``resends`` after a connection that broke or an engine that failed, a moment later and to the next gateway.
+    ``timeout_s`` is each try's; 0 leaves it to the gateway.
     """
 
     retries: int = 1_000_000
     jitter: float = 0.1
+    resends: int = 0
     timeout_s: float = 0.0
 
 
@@ -73,15 +78,15 @@ class Client:
         self._sent = 0
         self._begun = self._loop.time()
 
-    async def run_open(self, asks: list[Ask]) -> list[Result]:
-        """Each ask at its intended time, whatever the others do."""
+    async def run_open(self, asks: list[Ask], *, give_up_s: float = math.inf) -> list[Result]:
+        """Each ask at its intended time, whatever the others do; ``give_up_s`` as for ``one``."""
         self._begun = self._loop.time()
         tasks = []
         for ask in asks:
             delay = self._begun + ask.at - self._loop.time()
             if delay > 0:
                 await asyncio.sleep(delay)
-            tasks.append(self._loop.create_task(self.one(ask, self._begun + ask.at)))
+            tasks.append(self._loop.create_task(self.one(ask, self._begun + ask.at, give_up_s=give_up_s)))
         return [await task for task in tasks]
 
     async def run_closed(self, asks: list[Ask], concurrency: int) -> list[Result]:
@@ -102,15 +107,20 @@ class Client:
         """One ask with its retries; after ``give_up_s`` the client goes away, and the status is 499."""
         refused: list[tuple[float, float]] = []
         answer = Answer(None)
+        resends = self._patience.resends
         try:
             async with asyncio.timeout(None if give_up_s == math.inf else give_up_s):
-                for left in range(self._patience.retries, -1, -1):
+                while True:
                     answer = await self._send(ask, on_token)
-                    if answer.status not in (429, 503) or not answer.retry_after_s or not left:
+                    if answer.status in (429, 503) and answer.retry_after_s and len(refused) < self._patience.retries:
+                        refused.append((self._loop.time(), answer.retry_after_s))
+                        spread = 1.0 + self._patience.jitter * self._world.chance.random()
+                        await asyncio.sleep(answer.retry_after_s * spread)
+                    elif answer.status in (0, 502) and resends:
+                        resends -= 1
+                        await asyncio.sleep(_RESEND_S)
+                    else:
                         break
-                    refused.append((self._loop.time(), answer.retry_after_s))
-                    spread = 1.0 + self._patience.jitter * self._world.chance.random()
-                    await asyncio.sleep(answer.retry_after_s * spread)
             status = answer.status
         except TimeoutError:
             status = 499
@@ -124,7 +134,7 @@ class Client:
             status=status,
             node=answer.node,
             refusals=told,
-            wrong=served and self._world.wrong(answer),
+            wrong=served and self._world.wrong(ask.model, answer),
         )
 
     async def _send(self, ask: Ask, on_token: Callable[[], None] | None) -> Answer:

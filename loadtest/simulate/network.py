@@ -208,9 +208,11 @@ class Network:
         self._servers[endpoint] = server
         self._look(endpoint)
 
-    def withdraw(self, endpoint: str) -> None:
-        self._servers.pop(endpoint, None)
-        self._look(endpoint)
+    def withdraw(self, endpoint: str, server: Any = None) -> None:
+        """Nobody serves there any more; with ``server``, only where it is that one that did."""
+        if server is None or self._servers.get(endpoint) is server:
+            self._servers.pop(endpoint, None)
+            self._look(endpoint)
 
     def join(self, link: Link) -> None:
         self._links[link] = None
@@ -281,7 +283,7 @@ class MemoryResponder:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._network.withdraw(self.endpoint)
+            self._network.withdraw(self.endpoint, self)
 
 
 class MemoryRequester:
@@ -408,7 +410,7 @@ class MemoryPublisher:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._network.withdraw(self.endpoint)
+            self._network.withdraw(self.endpoint, self)
 
     def _greet(self, link: Link) -> None:
         if link in self._links:

@@ -22,11 +22,12 @@ from .storage import ArtifactStore, MemoryArena, MemoryFetcher
 ENGINE_PORT = 8000
 
 
-def node_settings(name: str, **changes: object) -> SidecarSettings:
-    """Settings of a sidecar with one engine. ``slots`` is the engine's; everything else a field of the settings."""
-    slots = changes.pop("slots", 32)
+def node_settings(
+    name: str, *, slots: int, base: str = BASE, fingerprint: str = FINGERPRINT, **changes: object
+) -> SidecarSettings:
+    """Settings of a sidecar with one engine of ``slots``; ``changes`` are fields of the settings."""
     engine = EngineSettings(
-        name=f"{name}-e0", base=BASE, fingerprint=FINGERPRINT, host=name, port=ENGINE_PORT, slots=cast(int, slots)
+        name=f"{name}-e0", base=base, fingerprint=fingerprint, host=name, port=ENGINE_PORT, slots=slots
     )
     values: dict[str, object] = {
         "node": name,

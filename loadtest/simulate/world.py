@@ -8,12 +8,15 @@ from typing import Any
 
 import msgspec
 
+from catalog.names import parse_reference
 from gateway.http import Pair
 from gateway.placement import Placer
+from sidecar.audit import audit
 from sidecar.extents import block_bytes
 
-from .catalog import MemoryCatalog, digest_of
+from .catalog import BASE, FINGERPRINT, MemoryCatalog
 from .constants import EngineConstants
+from .engine import BASE_CONTENT
 from .gateway import Answer, GatewayProcess, MakePlacer
 from .network import Network
 from .node import NodeProcesses, node_settings
@@ -36,7 +39,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class World:
-    """Made inside of a simulation's loop. Hosts are called ``n0``... and ``g0``..."""
+    """Made inside of a simulation's loop. Hosts are called ``n00``... and ``g0``...
+
+    Without a ``catalog`` it has one in memory, of revisions as large as the constants say; with another one, ``base``
+    is the name and fingerprint of what the engines run, and ``largest`` the bytes of the largest revision in it.
+    """
 
     def __init__(
         self,
@@ -45,6 +52,8 @@ class World:
         *,
         seed: int,
         catalog: Any = None,
+        base: tuple[str, str] = (BASE, FINGERPRINT),
+        largest: int = 0,
         make_placer: MakePlacer = Placer,
     ) -> None:
         self.shape = shape
@@ -53,11 +62,14 @@ class World:
         self.network = Network()
         self.catalog = catalog if catalog is not None else MemoryCatalog(constants.adapter_bytes)
         self.store = ArtifactStore(constants, random.Random(self.chance.random()))
-        room = shape.arena * block_bytes(constants.adapter_bytes)
+        room = shape.arena * block_bytes(max(constants.adapter_bytes, largest))
+        self.base, fingerprint = base
         names = [f"n{number:02d}" for number in range(shape.nodes)]
         self.nodes = [
             NodeProcesses(
-                node_settings(name, slots=shape.slots, arena_bytes=room, **shape.settings),
+                node_settings(
+                    name, slots=shape.slots, base=self.base, fingerprint=fingerprint, arena_bytes=room, **shape.settings
+                ),
                 self.network,
                 self.store,
                 constants,
@@ -91,11 +103,14 @@ class World:
             gateway.start()
         await asyncio.sleep(WARM_UP_S)
 
-    def wrong(self, answer: Answer) -> bool:
-        """Whether an answer that counts as good was made by anything but the revision that it names."""
-        policy, _, revision = answer.revision.partition("@")
-        expected = digest_of(policy, int(revision)) if revision else "base"
-        return answer.text != expected
+    def wrong(self, asked: str, answer: Answer) -> bool:
+        """Whether an answer that counts as good was made by anything but what was ``asked`` for and what it names."""
+        reference = answer.revision
+        if reference.partition("@")[0] != asked.partition("@")[0] or ("@" in asked and reference != asked):
+            return True
+        if "/" not in reference:
+            return answer.text != BASE_CONTENT
+        return answer.text != self.catalog.view().resolve(parse_reference(reference)).digest
 
     # the books, once nothing is under way
 
@@ -117,8 +132,6 @@ class World:
 def _of_node(node: NodeProcesses) -> list[str]:
     """Leases, waiters, pins, bytes and slots of one node against each other, the arena and the engines."""
     assert node.sidecar is not None
-    from sidecar.audit import audit
-
     machine = node.sidecar.machine
     state = machine.state
     found = audit(state)
