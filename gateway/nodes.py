@@ -144,6 +144,12 @@ class Node:
         """Whether the revision's bytes are on the node."""
         return self.resident.get(digest) in _HELD
 
+    def busyness(self, deployed: Deployed) -> float:
+        """Leases an engine that runs this base, by report or of this gateway, whichever knows of more."""
+        share = self._counted.get(deployed)
+        leases = self.leased if self.leased > self.outstanding else self.outstanding
+        return leases / share.ready if share is not None and share.ready else float(leases)
+
     def share(self, deployed: Deployed) -> Share:
         """What it has of a base's totals; nothing while it takes no work."""
         return self._counted.get(deployed, _NOTHING)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Sequence
 
 from gateway.nodes import Deployed, Node, NodeTable
@@ -18,7 +17,7 @@ from .tuning import Tuning
 _COMING = frozenset({Residency.FETCHING, Residency.INSTALLING})
 _PRESENT = _COMING | {Residency.RESIDENT, Residency.SERVING, Residency.DRAINING}
 # of so many nodes, each time others, the least busy one gets a request for the base
-_LOOKED_AT = 16
+_LOOKED_AT = 8
 
 
 class Placer:
@@ -103,14 +102,13 @@ class Placer:
         """
         nodes = pool.nodes
         if len(nodes) > _LOOKED_AT:
-            self._turn = (self._turn + _LOOKED_AT) % len(nodes)
-            some = itertools.islice(itertools.cycle(nodes), self._turn, self._turn + _LOOKED_AT)
+            self._turn = begin = (self._turn + _LOOKED_AT) % len(nodes)
+            some = nodes[begin : begin + _LOOKED_AT]
+            some += nodes[: _LOOKED_AT - len(some)]
             nodes = tuple(_first(some, demand, excluded, _LOOKED_AT)) or nodes
+        fitting = self._preferred(nodes, demand, excluded)
         deployed = demand.base, demand.fingerprint
-        return min(
-            self._preferred(nodes, demand, excluded),
-            key=lambda node: (max(node.leased, node.outstanding) / max(1, node.share(deployed).ready), node.name),
-        )
+        return min(fitting, key=lambda node: (node.busyness(deployed), node.name))
 
     def _among_copies(
         self, fitting: Sequence[Node], serving: list[Node], demand: Demand, adapter: str, replicas: int, spread: int
