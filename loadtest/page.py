@@ -87,11 +87,12 @@ def write_page(
     )
     drawn = "".join(f"<h2>{html.escape(chart.title)}</h2>{chart.svg()}" for chart in charts)
     told = html.escape(msgspec.json.format(msgspec.json.encode(stand_in), indent=1).decode())
+    models = f"<h2>What is a model here, and its constants</h2><pre>{told}</pre>" if stand_in else ""
     page = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
         f"<h1>{html.escape(title)}</h1><table>{rows}</table>{drawn}"
-        f"<h2>What is a model here, and its constants</h2><pre>{told}</pre></html>\n"
+        f"{models}</html>\n"
     )
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(page)

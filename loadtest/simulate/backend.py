@@ -17,11 +17,15 @@ from backends.interface import (
 from wire.outcomes import EngineFailed
 
 from .constants import EngineConstants
-from .engine import EngineModel
+from .engine import DIED, EngineModel
 
 # an HTTP call on the host, there and back
 _CALL_S = 0.0005
 MAX_RANK = 64
+
+
+class NotThere(EngineFailed):
+    """Nobody listens: nothing was asked."""
 
 
 class EngineProcess:
@@ -97,7 +101,12 @@ class ModelBackend:
             return bytes(adapter.view()).decode()
 
         seconds = self._process.install_seconds(adapter.length)
-        failure = await self._ask(lambda model, end: model.install(adapter.adapter, seconds, read, end), timeout_s)
+        try:
+            failure = await self._ask(lambda model, end: model.install(adapter.adapter, seconds, read, end), timeout_s)
+        except NotThere as error:
+            raise InstallFailed(error.message) from None
+        if failure == DIED:
+            raise InstallUncertain(DIED)
         if isinstance(failure, str):
             raise InstallFailed(failure)
 
@@ -130,7 +139,7 @@ class ModelBackend:
     def _model(self) -> EngineModel:
         model = self._process.model
         if model is None or not model.alive:
-            raise EngineFailed(f"engine {self.settings.name} is dead")
+            raise NotThere(f"engine {self.settings.name} is dead")
         return model
 
     async def _ask(

@@ -16,6 +16,7 @@ from backends.interface import Removal
 from .constants import EngineConstants
 
 BASE_CONTENT = "base"
+DIED = "the engine died"
 
 
 class Sequence:
@@ -132,17 +133,17 @@ class EngineModel:
             self._turn.cancel()
             self._turn = None
         for sequence in [*self.running, *self.waiting]:
-            sequence.on_failure("the engine died")
+            sequence.on_failure(DIED)
         calls, self.calls = self.calls, deque()
         self.running, self.waiting = {}, deque()
         for call in calls:
-            call.on_end("the engine died")
+            call.on_end(DIED)
 
     # time
 
     def _call(self, call: Call) -> None:
         if not self.alive:
-            call.on_end("the engine is dead")
+            call.on_end(DIED)
             return
         self.calls.append(call)
         self._go_on()

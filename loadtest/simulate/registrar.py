@@ -76,7 +76,7 @@ class RegistrarProcess:
         self.acknowledged: list[Acknowledged] = []
         self.died = asyncio.Event()
         self.restart()
-        self._ledger.run([AddBase(name=BASE, fingerprint=FINGERPRINT, path="", config=b"{}")])
+        self._run(AddBase(name=BASE, fingerprint=FINGERPRINT, path="/nowhere", config=b"{}"))
 
     def restart(self) -> None:
         """A new process over what the last one left."""
@@ -106,13 +106,10 @@ class RegistrarProcess:
         number = self._published[policy] = self._published.get(policy, 0) + 1
         digest = digest_of(policy, number)
         facts = ArtifactFacts(digest, self._size, 1, ("q",), "bf16", 1, 1)
-        command = PublishRevision(policy=policy, artifact=facts, create_over=BASE)
         try:
-            answer = self._ledger.run([command]).answers[0]
+            answer = self._run(PublishRevision(policy=policy, artifact=facts, create_over=BASE))
         except Killed:
             self.died.set()
-            return False
-        if not isinstance(answer, Committed):
             return False
         self.acknowledged.append(Acknowledged(policy, answer.revision, digest))
         return True
@@ -123,6 +120,12 @@ class RegistrarProcess:
 
     def close(self) -> None:
         self.view.close()
+
+    def _run(self, command: AddBase | PublishRevision) -> Committed:
+        answer = self._ledger.run([command]).answers[0]
+        if not isinstance(answer, Committed):
+            raise RuntimeError(f"the registrar refused what nobody could refuse: {answer}")
+        return answer
 
     def _digest(self, one: Acknowledged) -> str | None:
         try:
