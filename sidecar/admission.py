@@ -18,7 +18,7 @@ from .slots import LoadKey, Slot
 from .turns import Turns
 
 # what a load is believed to take before one was measured
-_FIRST_GUESS_S = 1.0
+_FIRST_GUESS_S = 0.5
 _FIRST_GUESS_BYTES_S = 1e9
 _SHORTEST_S = 1e-6
 # how many loads run at once before anything was measured

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from .admission import Load, LoadQueue, Stage
 from .promises import Promises
@@ -14,13 +15,30 @@ _MIN_RETRY_S = 0.1
 # to let the engines run out of work
 _LOW_SHARE = 0.25
 _ACCURATE = 2.0
+# a place that is there a little early keeps better than a client that comes a little early
+_MARGIN = 1.1
+
+
+def fair_share(demands: Iterable[float], bound: int) -> float:
+    """The most that each may have so that all together have no more than ``bound``: max-min fairness.
+
+    Those who ask for less get what they ask for, and leave the rest to the others.
+    """
+    left = float(bound)
+    ascending = sorted(demands)
+    for place, demand in enumerate(ascending):
+        share = left / (len(ascending) - place)
+        if demand >= share:
+            return share
+        left -= demand
+    return float(bound)
 
 
 class Gate:
-    """The bounds on waiting: one for the node, and one for each tenant within it.
+    """The bounds on waiting: one for the node, and one for each tenant within it, which is its fair share at most.
 
-    A full queue gives a place to a tenant that has fewer than another, at the other's expense. Places that become free
-    belong to those who were told to come back for them, in that order.
+    A full queue gives a place to a tenant that has less than its share, at the expense of the one that has most. Places
+    that become free belong to those who were told to come back for them, before newcomers.
     """
 
     def __init__(self, settings: SidecarSettings, queue: LoadQueue, counts: Counter[str]) -> None:
@@ -36,9 +54,9 @@ class Gate:
     def closed(self, tenant: str, key: LoadKey, now: float) -> str | None:
         """Why one more load of ``tenant`` may not wait now; None where it may."""
         own = self._queue.turns.of(tenant)
-        if own >= self._tenant_bound:
+        if own >= self._tenant_bound or (self._queue.queued >= self._low and own >= self._share(tenant)):
             return f"{own} loads of tenant {tenant} wait on node {self._node} already"
-        if self._places <= 0 and self.crowded_by(tenant) is None:
+        if self._places <= 0 and self._crowds(own) is None:
             return f"{self._queue.in_flight} loads are in flight and {self._queue.queued} wait on node {self._node}"
         promise = self.promises.get(tenant, key)
         if (promise is not None and now >= promise.due) or self._queue.queued < self._low:
@@ -47,23 +65,10 @@ class Gate:
             return f"the next places on node {self._node} are promised to requests of tenant {tenant} that came before"
         return None
 
-    @property
-    def full(self) -> bool:
-        """Whether more wait than may: somebody has to go."""
-        return self._places < 0
-
-    def crowded_by(self, tenant: str) -> Load | None:
-        """The youngest load of the tenant that has most waiting, if ``tenant`` would not have more with its place."""
+    def too_many(self) -> Load | None:
+        """What has to go where more wait than may: the youngest load of the tenant that has most."""
         waiting = self._queue.turns.tenants()
-        if not waiting:
-            return None
-        most = max(waiting, key=lambda name: waiting[name])
-        return self._queue.turns.youngest(most) if waiting[most] > waiting.get(tenant, 0) + 1 else None
-
-    def last(self) -> Load:
-        """The youngest load of the tenant that has most waiting."""
-        waiting = self._queue.turns.tenants()
-        return self._queue.turns.youngest(max(waiting, key=lambda name: waiting[name]))
+        return self._queue.turns.youngest(max(waiting, key=lambda name: waiting[name])) if self._places < 0 else None
 
     def let_in(self, tenant: str, key: LoadKey, now: float) -> None:
         """A load of ``tenant`` may wait: somebody may have come back for it."""
@@ -84,12 +89,14 @@ class Gate:
         """When a request refused now should come back, to find room for the load that it needs: a promise."""
         promise = self.promises.get(tenant, key)
         if promise is None:
-            first = self.promises.pending(tenant)
+            before = self.promises.pending(tenant)
         elif now < promise.due:
             return promise.due - now
         else:
-            first = self.promises.late(tenant)
-        after_s = max(_MIN_RETRY_S, self._queue.drains_in_s(self._departures(tenant, first + 1.0), now))
+            before = self.promises.late(tenant)
+        own = before + 1.0 + max(0.0, self._queue.turns.of(tenant) - self._share(tenant))
+        expected_s = self._queue.drains_in_s(self._departures(tenant, own), now)
+        after_s = max(_MIN_RETRY_S, _MARGIN * expected_s)
         self.promises.make(tenant, key, now, after_s)
         return after_s
 
@@ -101,14 +108,33 @@ class Gate:
         before = sum(other < load for other in self._queue.turns.items(load.tenant))
         return self._queue.drains_in_s(self._departures(load.tenant, before + 1.0), now) + load_s
 
+    def _demands(self) -> dict[str, float]:
+        """How many loads each tenant has waiting, or will have once those come back who were told to."""
+        demands: dict[str, float] = dict(self._queue.turns.tenants())
+        for tenant in self.promises.tenants():
+            demands[tenant] = demands.get(tenant, 0.0) + self.promises.pending(tenant)
+        return demands
+
+    def _share(self, tenant: str) -> int:
+        """How many loads of ``tenant`` may wait while others want to, too: at least one."""
+        demands = self._demands()
+        demands[tenant] = demands.get(tenant, 0.0) + 1.0
+        return max(1, min(self._tenant_bound, int(fair_share(demands.values(), self._bound))))
+
     def _departures(self, tenant: str, own: float) -> float:
         """How many loads will have left the queue by the time that ``own`` of ``tenant``'s have: it goes in rounds."""
-        waiting = self._queue.turns.tenants()
-        return own + sum(min(count, own) for other, count in waiting.items() if other != tenant)
+        return own + sum(min(count, own) for other, count in self._demands().items() if other != tenant)
 
     def _room(self, tenant: str) -> int:
-        own = self._tenant_bound - self._queue.turns.of(tenant)
-        return min(own, max(self._places, 1 if self.crowded_by(tenant) else 0))
+        """How many more loads of ``tenant`` could wait now."""
+        own = self._queue.turns.of(tenant)
+        return min(self._share(tenant) - own, max(self._places, 1 if self._crowds(own) else 0))
+
+    def _crowds(self, own: int) -> str | None:
+        """The tenant that has most waiting, if one that has ``own`` would not have more than it with another place."""
+        waiting = self._queue.turns.tenants()
+        most = max(waiting, key=lambda name: waiting[name], default=None)
+        return most if most is not None and waiting[most] > own + 1 else None
 
     @property
     def _places(self) -> int:

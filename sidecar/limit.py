@@ -14,6 +14,8 @@ _SMOOTHING = 0.2
 _UNDISTURBED_WEIGHT = 0.3
 _FASTER_WEIGHT = 0.1
 _AFTER_TIMEOUT = 0.8
+# a node that is always busy lets one load run undisturbed after so many that were not
+_PROBE_AFTER = 100
 # a bound on memory: kinds of load that are told apart
 _MAX_KINDS = 256
 
@@ -23,9 +25,9 @@ class AdaptiveLimit:
     ``limit x clamp(tolerance x reference / seconds) + headroom``, smoothed.
 
     The reference of a kind of load is what it takes while no more than ``lowest`` run, or less where others were
-    faster. So a limit that was pushed down to ``lowest``, because loads of any number became slower, finds its
-    reference again. Loads are of one kind where they should take equally long: same base, like size, bytes
-    to fetch or not.
+    faster. A limit that was pushed down to ``lowest``, because loads of any number became slower, so finds its
+    reference again; while it is higher, it falls to ``lowest`` for one load now and then. Loads are of one kind where
+    they should take equally long: same base, like size, bytes to fetch or not.
     """
 
     def __init__(self, lowest: int, highest: int, start: int) -> None:
@@ -36,14 +38,17 @@ class AdaptiveLimit:
         self._highest = highest
         self._limit = float(min(max(start, lowest), highest))
         self._references: dict[Hashable, float] = {}
+        self._disturbed = 0
 
     @property
     def value(self) -> int:
-        return int(self._limit)
+        return self._lowest if self._disturbed >= _PROBE_AFTER else int(self._limit)
 
     def ended(self, kind: Hashable, seconds: float, at_once: int) -> None:
         """A load took ``seconds``, and up to ``at_once`` ran beside it, itself included."""
-        reference = self._reference(kind, seconds, undisturbed=at_once <= self._lowest)
+        undisturbed = at_once <= self._lowest
+        self._disturbed = 0 if undisturbed else self._disturbed + 1
+        reference = self._reference(kind, seconds, undisturbed=undisturbed)
         gradient = min(1.0, max(_MIN_GRADIENT, _TOLERANCE * reference / max(seconds, 1e-9)))
         wanted = self._limit * gradient + 0.5 * math.sqrt(self._limit)
         if wanted > self._limit and 2 * at_once < self._limit:

@@ -53,9 +53,9 @@ class Loads:
         self.pump(now)
         if closed and load.stage is Stage.WAITING and load.waiters:
             self._turn_away(load, closed, now)
-        elif self.gate.full:
+        elif (other := self.gate.too_many()) is not None:
             message = f"the queue of node {self._node} is full, and other tenants have less than their share of it"
-            self._turn_away(self.gate.last(), message, now)
+            self._turn_away(other, message, now)
 
     def restore(self, engine: Engine, adapter: str, digest: str, size: int, rank: int, now: float) -> None:
         """Bring an adapter back that ``engine`` lost when it died, if a slot is free and nobody else needs it."""

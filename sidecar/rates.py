@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # weight of a new measurement in a moving average
 _WEIGHT = 0.2
+# no load is for nothing
+_LEAST_COST_S = 1e-3
 # what a departure before the last one still counts for: about the last ten matter
 _MEMORY = 0.9
 
@@ -56,7 +58,7 @@ class LoadTimes:
         return self._byte.value * size
 
     def cost(self, size: int, *, resident: bool) -> float:
-        return self._install.value + (0.0 if resident else self.fetch_s(size))
+        return max(self._install.value + (0.0 if resident else self.fetch_s(size)), _LEAST_COST_S)
 
 
 class DrainRate:

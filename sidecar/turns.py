@@ -20,6 +20,9 @@ class Orderable(Protocol):
     def __lt__(self, other: Any) -> bool: ...
 
 
+# what a quantum keeps from one item that comes to the next, so that one large item is not for ever the measure
+_FADING = 0.98
+
 Item = TypeVar("Item", bound=Orderable)
 
 
@@ -35,7 +38,7 @@ class _Flow(Generic[Item]):
 
 
 class Turns(Generic[Item]):
-    """Waiting items by tenant. Costs are in any one unit; a quantum is the largest cost since nothing waited last.
+    """Waiting items by tenant. Costs are in any one unit, and positive; a quantum is the largest of late.
 
     So a tenant's turn is at least one item long, and between two turns of a tenant every other one gets at most one
     quantum and the item that used it up.
@@ -83,7 +86,7 @@ class Turns(Generic[Item]):
 
     def add(self, tenant: str, item: Item, cost: float) -> None:
         """``item`` waits, at the place that its age gives it among those of its tenant."""
-        self._quantum = max(self._quantum, cost)
+        self._quantum = max(_FADING * self._quantum, cost)
         flow = self._flows.get(tenant)
         if flow is None:
             flow = self._flows[tenant] = self._new[tenant] = _Flow(tenant)
