@@ -70,9 +70,6 @@ class Placer:
 
     def _pool(self, deployed: Deployed) -> Pool:
         nodes = [node for node in self._table if node.deployment(*deployed) is not None]
-        if len(self._pools) > len(nodes) + len(self._table):
-            # of bases that no node runs any more
-            self._pools.clear()
         pool = self._pools[deployed] = Pool(deployed, nodes, self._table.version)
         return pool
 

@@ -57,6 +57,14 @@ def catalog(
     _show(catalog.run(report, small=scale is Scale.SMALL, seed=seed, plot=plot, scratch=scratch, say=_say), report)
 
 
+@app.command("cache")
+def cache(report: Json, scale: ScaleOption = Scale.SMALL, plot: Plot = None, seed: Seed = 1) -> None:
+    """Bytes that cache policies let be brought again on replayed traces, beside LRU."""
+    from loadtest import cache
+
+    _show(cache.run(report, small=scale is Scale.SMALL, seed=seed, plot=plot, say=_say), report)
+
+
 @app.command("gateway")
 def gateway(report: Json, scale: ScaleOption = Scale.SMALL, seed: Seed = 1) -> None:
     """What the gateway adds to a request, and how many a core carries."""

@@ -36,12 +36,11 @@ def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:
         (
             node["node"], node["state"], f"{node['engines_ready']} of {node['engines']}",
             f"{node['slots_used']} of {node['slots']}", node["leases"],
-            f"{node['loads_in_flight']} running, {node['loads_queued']} queued", ", ".join(node["bases"]),
-            node["endpoint"],
+            f"{node['loads_in_flight']} + {node['loads_queued']}", ", ".join(node["bases"]),
         )
         for node in found["nodes"]
     ]  # fmt: skip
-    columns = ("NODE", "STATE", "ENGINES", "SLOTS", "REQUESTS", "LOADS", "BASES", "ENDPOINT")
+    columns = ("NODE", "STATE", "ENGINES", "SLOTS", "REQUESTS", "LOADS + QUEUED", "BASES")
     tell_table(columns, rows, empty="There are no nodes.")
     if found["trouble"]:
         ERR.print(f"The nodes file is not in force: {found['trouble']}", style="bold red", markup=False)

@@ -28,7 +28,7 @@ from wire.node import (
     Residency,
 )
 from wire.outcomes import Outcome
-from wire.sockets import FeedPublisher, Reply, Responder
+from wire.sockets import CurveKeys, FeedPublisher, Reply, Responder
 
 from .fleet_states import BASE, FINGERPRINT, TARGETS
 from .stub_engine import StubEngine
@@ -43,6 +43,7 @@ class StubSidecar:
 
     def __init__(self, name: str, folder: Path, engines: list[StubEngine]) -> None:
         self.address = NodeAddress(name, f"ipc://{folder}/{name}.sock", f"ipc://{folder}/{name}.feed")
+        self.curve: CurveKeys | None = None
         self.engines = engines
         self.health = Health.READY
         self.detail = ""
@@ -71,8 +72,10 @@ class StubSidecar:
     def start(self) -> None:
         self.epoch = next(_epochs)
         address = self.address
-        self._responder = Responder(address.endpoint, AskOfNode, AnswerOfNode, self._on_ask)
-        self._feed = FeedPublisher(address.feed_endpoint, ReportOfNode, epoch=self.epoch, heartbeat_s=0.05)
+        self._responder = Responder(address.endpoint, AskOfNode, AnswerOfNode, self._on_ask, curve=self.curve)
+        self._feed = FeedPublisher(
+            address.feed_endpoint, ReportOfNode, epoch=self.epoch, heartbeat_s=0.05, curve=self.curve
+        )
 
     def stop(self) -> None:
         if self._responder is not None and self._feed is not None:

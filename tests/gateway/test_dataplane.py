@@ -221,6 +221,32 @@ async def test_two_gateways_send_a_policy_to_the_same_node(tmp_path: Path) -> No
         assert len(nodes) > 1
 
 
+@pytest.mark.parametrize("prefix_bytes", [0, 64])
+async def test_several_copies_take_turns_or_each_its_prompts(tmp_path: Path, prefix_bytes: int) -> None:
+    async with Mesh(tmp_path, nodes=2, prefix_bytes=prefix_bytes, replica_leases=1) as mesh:
+        mesh.publish("acme/bot")
+        await mesh.chat("acme/bot")
+        adapter = next("acme@" + ask.digest for sidecar in mesh.sidecars for ask in sidecar.acquired)
+        popularity = mesh.gateways[0].nodes.popularity
+        for sidecar in mesh.sidecars:
+            sidecar.serving.add(adapter)
+            sidecar.announce()
+        await until(lambda: all(adapter in node.engines[f"{node.name}e0"].serving for node in mesh.gateways[0].nodes))
+        popularity.observe("elsewhere", [{adapter: 2}])
+        await until(lambda: popularity.observe("elsewhere", [{adapter: 2}]) or popularity.replicas(adapter) == 2)
+        served = {}
+        for turn in range(12):
+            messages = [{"role": "user", "content": f"prompt {turn % 6}"}]
+            told = await mesh.ask("POST", "/v1/chat/completions", json={"model": "acme/bot", "messages": messages})
+            served.setdefault(turn % 6, []).append(told.headers["x-roost-node"])
+        used = {node for nodes in served.values() for node in nodes}
+        assert used == {"n0", "n1"}
+        if prefix_bytes:
+            assert all(len(set(nodes)) == 1 for nodes in served.values())
+        else:
+            assert sum(nodes.count("n0") for nodes in served.values()) == 6
+
+
 async def test_an_engines_word_on_the_request_is_passed_on_without_its_name_for_the_model(tmp_path: Path) -> None:
     async with Mesh(tmp_path) as mesh:
         mesh.publish("acme/bot")

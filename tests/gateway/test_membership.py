@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import tomli_w
 
+from backends.process import free_port
 from gateway.membership import Membership, check_nodes, read_nodes
 from gateway.settings import GatewaySettings, NodeAddress
-from wire.curve import make_keys
+from wire.curve import CurveKeys, make_keys
 from wire.events import Scope
 from wire.outcomes import InvalidRequest
 
@@ -24,10 +26,7 @@ from .stub_sidecar import StubSidecar
 
 def listed(file: Path, sidecars: Iterable[StubSidecar]) -> None:
     """Replace the nodes file, as an operator should."""
-    tables = [
-        {"name": each.address.name, "endpoint": each.address.endpoint, "feed_endpoint": each.address.feed_endpoint}
-        for each in sidecars
-    ]
+    tables = [msgspec.to_builtins(each.address) for each in sidecars]
     part = file.with_suffix(".part")
     part.write_text(tomli_w.dumps({"nodes": tables}))
     part.replace(file)
@@ -121,6 +120,32 @@ async def test_a_node_that_moves_is_found_at_its_new_address(tmp_path: Path) -> 
         await until(lambda: mesh.gateways[0].nodes["n0"].heard)
         assert (await mesh.chat(BASE)).status == 200
         await mesh.all_leases_are_back()
+
+
+async def test_a_node_of_another_host_joins_over_tcp_with_its_key_and_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "nodes.toml"
+    ours, theirs, strangers = make_keys(), make_keys(), make_keys()
+    curve = CurveKeys(public=ours[0], secret=ours[1], server_public=ours[0])
+    mesh = Mesh(tmp_path, nodes=3, nodes_file=str(file), curve=curve)
+    mesh.outside = list(mesh.sidecars)
+    for sidecar, peers in zip(mesh.sidecars[:2], ((ours[0],), ()), strict=True):
+        ports = [free_port("127.0.0.1") for _ in range(2)]
+        sidecar.address = NodeAddress(
+            sidecar.address.name, f"tcp://127.0.0.1:{ports[0]}", f"tcp://127.0.0.1:{ports[1]}", theirs[0]
+        )
+        sidecar.curve = CurveKeys(public=theirs[0], secret=theirs[1], peers=peers)
+    # the third has the right address and another's key
+    mesh.sidecars[2].curve = CurveKeys(public=strangers[0], secret=strangers[1], peers=(ours[0],))
+    mesh.sidecars[2].address = msgspec.structs.replace(mesh.sidecars[2].address, public=theirs[0])
+    async with mesh:
+        listed(file, mesh.outside)
+        look(mesh)
+        nodes = mesh.gateways[0].nodes
+        await until(lambda: nodes["n0"].heard)
+        for _ in range(5):
+            assert (await mesh.chat(BASE)).headers["x-roost-node"] == "n0"
+        assert not nodes["n1"].heard, "it does not know our key"
+        assert not nodes["n2"].heard, "it has not the key that we know"
 
 
 @pytest.mark.parametrize(

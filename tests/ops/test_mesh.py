@@ -209,3 +209,33 @@ async def test_a_mesh_starts_over_a_catalog_that_was_restored(tmp_path: Path) ->
     second = await start(tmp_path / "second")
     assert await create(second, "acme/second") == before + 1
     await finish(second)
+
+
+async def test_a_real_sidecar_is_cordoned_by_command_and_put_back(running: Running) -> None:
+    headers = {"Authorization": f"Bearer {running.layout.admin_key.read_text().strip()}"}
+    nodes = f"{running.mesh.url}/roost/v1/nodes"
+
+    async def told(method: str, path: str) -> dict[str, Any]:
+        body = {} if method == "POST" else None
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.request(method, nodes + path, json=body) as answer,
+        ):
+            assert answer.status == 200, await answer.text()
+            return await answer.json()  # type: ignore[no-any-return]
+
+    async def until_it_is(state: str) -> None:
+        async with asyncio.timeout(RECOVERY_S):
+            while (await told("GET", "/local"))["state"] != state:  # noqa: ASYNC110 - another process's state
+                await asyncio.sleep(0.1)
+
+    await until_it_is("serving")
+    assert (await told("POST", "/local/drain"))["state"] == "drained"
+    before = next(one.identity for one in running.state.processes if one.name == "sidecar")
+    assert before is not None
+    os.kill(before.pid, signal.SIGKILL)
+    await running.until(lambda: not running.all_ready(), RECOVERY_S)
+    await running.until(running.all_ready, RECOVERY_S)
+    await until_it_is("drained")
+    assert (await told("POST", "/local/uncordon"))["state"] == "serving"
+    assert [node["node"] for node in (await told("GET", ""))["nodes"]] == ["local"]

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.names import adapter_name
-from gateway.nodes import NodeTable
+from gateway.nodes import NodeTable, Share
 from gateway.placement import Demand, Placer
 from gateway.placement.bounds import Bounds
 from gateway.placement.rendezvous import Rendezvous
 from gateway.placement.tuning import Tuning
 from gateway.popularity import Popularity
 from wire.node import NodeDelta, NodeReport, Residency
+from wire.outcomes import RoostError
 
 from ..fleet_states import BASE, FINGERPRINT, base_demand, demand, digest_of, engine, report, table
 
@@ -231,6 +232,79 @@ def test_the_first_of_an_order_are_those_of_the_whole(weights: list[int], count:
     names = {f"n{i}": float(weight) for i, weight in enumerate(weights)}
     rendezvous = Rendezvous(names, names)
     assert rendezvous.order(policy, count) == rendezvous.order(policy)[:count]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[float, str, NodeReport | NodeDelta | None]]:
+    """What a fleet of five reports over a while: (seconds, node, report), None for a silence."""
+    names = [f"n{number}" for number in range(5)]
+    adapters = [adapter_name("acme", digest_of(number)) for number in range(4)]
+    at = 0.0
+    events: list[tuple[float, str, NodeReport | NodeDelta | None]] = [
+        (at, name, report(name, engine(slots=draw(st.integers(1, 8))))) for name in names
+    ]
+    for _ in range(draw(st.integers(0, 25))):
+        at += draw(st.floats(0.01, 15.0))
+        name = draw(st.sampled_from(names))
+        serving = tuple(draw(st.lists(st.sampled_from(adapters), unique=True)))
+        leases = tuple(draw(st.integers(0, 300)) for _ in serving)
+        told = engine(slots=8, serving=serving, leases=leases, outstanding=sum(leases))
+        digest = digest_of(draw(st.integers(0, 3)))
+        kind = draw(st.sampled_from(["full", "delta", "residency", "silence", "cordon"]))
+        if kind == "full":
+            events.append((at, name, report(name, told, resident={digest: Residency.RESIDENT})))
+        elif kind == "delta":
+            events.append((at, name, NodeDelta(node=name, engines=(told,), loads_queued=draw(st.integers(0, 9)))))
+        elif kind == "residency":
+            state = draw(st.sampled_from(list(Residency)))
+            events.append((at, name, NodeDelta(node=name, residency={digest: state})))
+        elif kind == "cordon":
+            events.append((at, name, NodeDelta(node=name, draining=draw(st.booleans()))))
+        else:
+            events.append((at, name, None))
+    return events
+
+
+@given(histories(), st.permutations([f"n{number}" for number in range(5)]))
+def test_gateways_with_the_same_history_choose_the_same_for_every_policy(
+    history: list[tuple[float, str, NodeReport | NodeDelta | None]], listed: list[str]
+) -> None:
+    clock = Clock()
+    mine = NodeTable([f"n{number}" for number in range(5)], clock=clock)
+    theirs = NodeTable(listed, clock=clock)
+    placers = Placer(mine), Placer(theirs)
+    asked = policies(6)
+    for at, name, told in history:
+        clock.now = at
+        for nodes in (mine, theirs):
+            if told is None:
+                nodes[name].fall_silent()
+            elif isinstance(told, NodeReport):
+                nodes[name].replace(told)
+            else:
+                nodes[name].apply(told)
+        # of its own, of which the other knows nothing
+        theirs[name].leased += 3
+        for turn, each in enumerate(asked):
+            chosen = []
+            for placer in placers:
+                try:
+                    chosen.append(placer.place(each, spread=turn).name)
+                except RoostError as error:
+                    chosen.append(error.message)
+            assert chosen[0] == chosen[1]
+    for nodes in (mine, theirs):
+        assert nodes.totals(DEPLOYED) == _counted_anew(nodes)
+
+
+def _counted_anew(nodes: NodeTable) -> Share:
+    total = Share()
+    for node in nodes:
+        for deployment in node.deployments():
+            if node.heard and not node.draining and deployment.ready:
+                adapters = len(deployment.serving) + node.loads_in_flight + node.loads_queued
+                total.add(Share(deployment.ready, deployment.slots, deployment.outstanding, adapters))
+    return total
 
 
 # nodes that come and go
