@@ -37,6 +37,8 @@ _STREAM_TOKENS, _STREAM_LEAD_S = 900, 2.0
 # more than the 2 loads in flight and the queue behind them take
 _OVER_THE_BOUND = 16
 _QUEUED = 64
+# a tenant may take only a part of the queue
+_TENANTS = 8
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -169,7 +171,7 @@ class _Run:
         ]
 
     async def _publish(self, count: int) -> list[str]:
-        names = [f"burst/p{self._published + place}" for place in range(count)]
+        names = [f"burst-{place % _TENANTS}/p{self._published + place}" for place in range(count)]
         await asyncio.to_thread(self._mesh.publish_random, names, self._seed + self._published)
         self._published += count
         return names

@@ -37,8 +37,10 @@ FLEET = Shape(
     acquire_timeout_s=60.0,
 )  # fmt: skip
 POLICIES, TENANTS = 64, 4
-TOKENS, PROMPT = 12, 32
+TOKENS, PROMPT = 64, 32
 LEAVING, STREAMED, BASE_SHARE = 0.05, 0.5, 0.1
+# so often so many come at once
+BURST_EVERY_S, BURST = 300.0, 60
 GIVE_UP_S = 180.0
 # past every lease's time to live, and every back-off
 SETTLE_S = 1200.0
@@ -135,6 +137,7 @@ async def _ask(world: World, names: list[str], chance: random.Random, seconds: f
     arrivals = merged(
         drifting_zipf(names, rate * (1 - BASE_SHARE), seconds, chance, swaps_per_s=0.02),
         [Arrival(at, BASE) for at in poisson(rate * BASE_SHARE, seconds, chance)],
+        [Arrival(at, chance.choice(names)) for at in poisson(1 / BURST_EVERY_S, seconds, chance) for _ in range(BURST)],
     )
     client = Client(world, Patience(retries=20, resends=5))
     loop = asyncio.get_running_loop()
@@ -149,7 +152,7 @@ async def _ask(world: World, names: list[str], chance: random.Random, seconds: f
     for arrival in arrivals:
         await asyncio.sleep(max(0.0, begun + arrival.at - loop.time()))
         ask = Ask(arrival.at, arrival.model, chance.randint(1, TOKENS), PROMPT, chance.random() < STREAMED)
-        leaves_s = chance.uniform(0.0, 2.0) if chance.random() < LEAVING else GIVE_UP_S
+        leaves_s = chance.uniform(0.0, 1.0) if chance.random() < LEAVING else GIVE_UP_S
         task = loop.create_task(client.one(ask, begun + arrival.at, give_up_s=leaves_s))
         running.add(task)
         task.add_done_callback(ended)

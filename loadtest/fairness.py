@@ -17,7 +17,7 @@ from typing import Any, cast
 from .page import Chart, Line, write_page
 from .report import environment, percentile, write_report
 from .simulate.catalog import MemoryCatalog
-from .simulate.client import Ask, Client, Result
+from .simulate.client import Ask, Client, Patience, Result
 from .simulate.clock import simulate
 from .simulate.constants import EngineConstants, read_constants
 from .simulate.recorder import Recorder
@@ -98,7 +98,11 @@ async def beside_a_flood(
     await world.start()
     recorder = Recorder(world)
     asks = [Ask(one.at, one.model, TOKENS, PROMPT) for one in arrivals]
-    results = await Client(world).run_open(asks, give_up_s=seconds)
+    patient, hasty = Client(world), Client(world, Patience(retries=_FLOOD_RETRIES))
+    results, _ = await asyncio.gather(
+        patient.run_open([ask for ask in asks if not ask.model.startswith("flood/")]),
+        hasty.run_open([ask for ask in asks if ask.model.startswith("flood/")]),
+    )
     recorder.stop()
     await asyncio.sleep(_SETTLE_S)
     victims = [one for one in results if one.asked.model.startswith(VICTIM + "/") and one.asked.at >= _WARM_S]

@@ -78,15 +78,15 @@ class Client:
         self._sent = 0
         self._begun = self._loop.time()
 
-    async def run_open(self, asks: list[Ask], *, give_up_s: float = math.inf) -> list[Result]:
-        """Each ask at its intended time, whatever the others do; ``give_up_s`` as for ``one``."""
+    async def run_open(self, asks: list[Ask]) -> list[Result]:
+        """Each ask at its intended time, whatever the others do"""
         self._begun = self._loop.time()
         tasks = []
         for ask in asks:
             delay = self._begun + ask.at - self._loop.time()
             if delay > 0:
                 await asyncio.sleep(delay)
-            tasks.append(self._loop.create_task(self.one(ask, self._begun + ask.at, give_up_s=give_up_s)))
+            tasks.append(self._loop.create_task(self.one(ask, self._begun + ask.at)))
         return [await task for task in tasks]
 
     async def run_closed(self, asks: list[Ask], concurrency: int) -> list[Result]:
