@@ -31,7 +31,7 @@ class ArenaCache:
 
     def __init__(self, capacity: int, policy: CachePolicy) -> None:
         self._blocks = Allocator(capacity)
-        self._policy = policy
+        self.policy = policy
         self._entries: dict[str, Entry] = {}
         # what is pinned, or not there yet
         self._held: set[str] = set()
@@ -88,7 +88,7 @@ class ArenaCache:
             offset, victims = self._make_room(need, spared)
             for key in victims:
                 evicted.append((key, self._entries.pop(key).extent))
-                self._policy.evicted(key)
+                self.policy.evicted(key)
         self._generation += 1
         extent = Extent(offset + HEADER_BYTES, size, self._generation)
         self._entries[digest] = Entry(extent, now)
@@ -102,7 +102,7 @@ class ArenaCache:
         entry.overdue = False
         if not entry.pins:
             self._held.discard(digest)
-        self._policy.added(digest, entry.extent.length, now - entry.since)
+        self.policy.added(digest, entry.extent.length, now - entry.since)
 
     def discard(self, digest: str) -> None:
         """Forget an entry that never became ready, and free its extent."""
@@ -111,7 +111,7 @@ class ArenaCache:
         self._blocks.free(extent.offset - HEADER_BYTES)
 
     def touch(self, digest: str) -> None:
-        self._policy.touched(digest)
+        self.policy.touched(digest)
 
     def pin(self, digest: str, owner: Hashable) -> None:
         self._entries[digest].pins.add(owner)
@@ -141,7 +141,7 @@ class ArenaCache:
         """
         clearing = Clearing(self._blocks)
         keys: dict[int, str] = {}
-        with closing(self._policy.victims(lambda key: key not in spared)) as victims:
+        with closing(self.policy.victims(lambda key: key not in spared)) as victims:
             for key in victims:
                 at = self._entries[key].extent.offset - HEADER_BYTES
                 keys[at] = key

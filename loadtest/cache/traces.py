@@ -53,8 +53,8 @@ def traces(seed: int, *, length: int) -> Iterator[Trace]:
 def _zipf(rng: np.random.Generator, count: int, distinct: int, alpha: float) -> Numbers:
     """Numbers from 0, drawn with a probability that falls with the number to the power of ``-alpha``."""
     weights = np.cumsum(1.0 / np.arange(1, distinct + 1) ** alpha)
-    drawn = np.searchsorted(weights, rng.random(count) * weights[-1])
-    return np.minimum(drawn, distinct - 1).astype(np.int64)
+    drawn: Numbers = np.searchsorted(weights, rng.random(count) * weights[-1]).astype(np.int64)
+    return np.minimum(drawn, distinct - 1)
 
 
 def _steady(alpha: float) -> Callable[[np.random.Generator, int], Numbers]:
