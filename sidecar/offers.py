@@ -43,6 +43,11 @@ class OfferFeed:
             server_public=curve.server_public if curve else "",
         )
 
+    @property
+    def silent(self) -> bool:
+        """Whether the registrar is not heard."""
+        return self._feed.silent
+
     def close(self) -> None:
         self._feed.close()
 

@@ -37,6 +37,13 @@ def arena(tmp_path: Path) -> Iterator[Arena]:
 
 @pytest.fixture
 def fetcher(store: Store, arena: Arena) -> Iterator[Fetcher]:
+    fetcher = Fetcher(store.blobs, arena, workers=1, timeout_s=20.0)
+    yield fetcher
+    fetcher.close()
+
+
+@pytest.fixture
+def hasty(store: Store, arena: Arena) -> Iterator[Fetcher]:
     fetcher = Fetcher(store.blobs, arena, workers=1, timeout_s=0.1)
     yield fetcher
     fetcher.close()
@@ -82,7 +89,7 @@ async def test_host_without_memory_is_storage_full(
 
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_slow_fetch_is_given_up_only_when_its_thread_has_stopped(
-    store: Store, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+    store: Store, hasty: Fetcher, monkeypatch: pytest.MonkeyPatch, cancelled: bool
 ) -> None:
     digest = store.put(DATA)
     reading, go_on, reads = threading.Event(), threading.Event(), []
@@ -96,7 +103,7 @@ async def test_slow_fetch_is_given_up_only_when_its_thread_has_stopped(
 
     monkeypatch.setattr(os, "readv", slow)
     told: list[str] = []
-    fetch = asyncio.create_task(fetcher.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1), told.append))
+    fetch = asyncio.create_task(hasty.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1), told.append))
     await asyncio.to_thread(reading.wait, 20.0)
     if cancelled:
         fetch.cancel()
