@@ -30,8 +30,8 @@ class Deployment(msgspec.Struct, frozen=True):
     """The engines of one node that run one base (same name and fingerprint), summed up for placement.
 
     ``max_rank`` and ``targets`` are the most that any of them takes, so that a node is passed over only where no
-    engine fits; ``slots``, ``free_slots``, ``outstanding`` (leases), ``serving`` and ``leases`` (by adapter) count
-    those that are ready. ``weight`` is its share of a policy's order: its slots, at least 1.
+    engine fits; ``slots``, ``free_slots``, ``outstanding`` (leases) and ``serving`` count those that are ready.
+    ``weight`` is its share of a policy's order: its slots, at least 1.
     """
 
     base: str
@@ -43,18 +43,12 @@ class Deployment(msgspec.Struct, frozen=True):
     free_slots: int
     outstanding: int
     serving: frozenset[str]
-    leases: dict[str, int]
 
     @classmethod
     def of(cls, engines: Iterable[EngineReport]) -> Self:
         """Sum up ``engines``, of which there is at least one, all with the same base and fingerprint."""
         known = list(engines)
         ready = [engine for engine in known if engine.health is Health.READY]
-        leases: Counter[str] = Counter()
-        for engine in ready:
-            for adapter, count in zip(engine.serving, engine.leases, strict=False):
-                if count:
-                    leases[adapter] += count
         return cls(
             base=known[0].base,
             fingerprint=known[0].fingerprint,
@@ -65,7 +59,6 @@ class Deployment(msgspec.Struct, frozen=True):
             free_slots=sum(max(0, engine.slots - len(engine.serving) - engine.changing) for engine in ready),
             outstanding=sum(engine.outstanding for engine in ready),
             serving=frozenset().union(*(engine.serving for engine in ready)),
-            leases=leases,
         )
 
     @property
@@ -175,6 +168,7 @@ class Node:
         """Take what changed. Before the first full state a delta means nothing and is left out."""
         if not self._known:
             return
+        work = self.heard, self.draining, self.loads_in_flight + self.loads_queued
         self.heard = True
         for digest, state in delta.residency.items():
             if state is Residency.ABSENT:
@@ -191,7 +185,8 @@ class Node:
         for figure in _FIGURES:
             if (value := getattr(delta, figure)) >= 0:
                 setattr(self, figure, value)
-        self._recount()
+        if delta.engines or work != (self.heard, self.draining, self.loads_in_flight + self.loads_queued):
+            self._recount()
         if delta.engines:
             self._tell_leases()
 
@@ -236,8 +231,16 @@ class Node:
         self._counted = shares
 
     def _tell_leases(self) -> None:
-        serving = self._deployments.values() if self.heard else ()
-        self._table.popularity.observe(self.name, (found.leases for found in serving))
+        """Have it known which adapters are busy here."""
+        popularity = self._table.popularity
+        busy: dict[str, int] = {}
+        for engine in self.engines.values() if self.heard else ():
+            # most engines have none that is busy enough to matter
+            if engine.leases and engine.health is Health.READY and max(engine.leases) >= popularity.floor:
+                for adapter, count in zip(engine.serving, engine.leases, strict=False):
+                    if count >= popularity.floor:
+                        busy[adapter] = busy.get(adapter, 0) + count
+        popularity.observe(self.name, busy)
 
 
 def _weights(deployments: dict[Deployed, Deployment]) -> dict[Deployed, int]:

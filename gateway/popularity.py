@@ -7,7 +7,7 @@ times know the same. Only adapters with several leases on a node are counted: th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -33,7 +33,10 @@ class _Asked(msgspec.Struct):
 
 
 class Popularity:
-    """``replicas`` goes up as soon as the smoothed load asks for it, and down by one each ``cooldown_s``."""
+    """``replicas`` goes up as soon as the smoothed load asks for it, and down by one each ``cooldown_s``.
+
+    ``floor``: an engine's leases of an adapter below this need not be told.
+    """
 
     def __init__(
         self,
@@ -45,7 +48,7 @@ class Popularity:
         self._clock = clock
         self._replica_leases = replica_leases
         self._cooldown_s = cooldown_s
-        self._floor = max(1, replica_leases // _FLOOR_SHARE)
+        self.floor = max(1, replica_leases // _FLOOR_SHARE)
         self._asked: dict[str, _Asked] = {}
         self._by_node: dict[str, dict[str, int]] = {}
         self._swept = -math.inf
@@ -59,20 +62,18 @@ class Popularity:
         asked = self._asked.get(adapter)
         return 1 if asked is None else asked.replicas
 
-    def observe(self, node: str, leases: Iterable[Mapping[str, int]]) -> None:
-        """All that ``node`` has leased now, by adapter."""
-        floor = self._floor
-        found = {adapter: count for each in leases for adapter, count in each.items() if count >= floor}
+    def observe(self, node: str, leases: Mapping[str, int]) -> None:
+        """All of which ``node`` has many leases now, by adapter."""
         before = self._by_node.get(node, {})
-        if not found and not before and not self._asked:
+        if not leases and not before and not self._asked:
             return
         now = self._clock()
-        for adapter in before.keys() | found.keys():
+        for adapter in {name for name, _ in before.items() ^ leases.items()}:
             asked = self._asked.get(adapter) or self._asked.setdefault(adapter, _Asked(now, now))
             self._advance(asked, now)
-            asked.leases += found.get(adapter, 0) - before.get(adapter, 0)
-        if found:
-            self._by_node[node] = found
+            asked.leases += leases.get(adapter, 0) - before.get(adapter, 0)
+        if leases:
+            self._by_node[node] = dict(leases)
         else:
             self._by_node.pop(node, None)
         if now - self._swept >= _SWEEP_S:
@@ -82,7 +83,7 @@ class Popularity:
         self._swept = now
         for adapter, asked in list(self._asked.items()):
             self._advance(asked, now)
-            if asked.leases == 0 and asked.replicas == 1 and asked.smoothed < self._floor:
+            if asked.leases == 0 and asked.replicas == 1 and asked.smoothed < self.floor:
                 del self._asked[adapter]
 
     def _advance(self, asked: _Asked, now: float) -> None:

@@ -232,8 +232,8 @@ async def test_several_copies_take_turns_or_each_its_prompts(tmp_path: Path, pre
             sidecar.serving.add(adapter)
             sidecar.announce()
         await until(lambda: all(adapter in node.engines[f"{node.name}e0"].serving for node in mesh.gateways[0].nodes))
-        popularity.observe("elsewhere", [{adapter: 2}])
-        await until(lambda: popularity.observe("elsewhere", [{adapter: 2}]) or popularity.replicas(adapter) == 2)
+        popularity.observe("elsewhere", {adapter: 2})
+        await until(lambda: popularity.observe("elsewhere", {adapter: 2}) or popularity.replicas(adapter) == 2)
         served = {}
         for turn in range(12):
             messages = [{"role": "user", "content": f"prompt {turn % 6}"}]

@@ -80,24 +80,24 @@ def busy(node: str, leases: int, *, serving: tuple[str, ...] = (ADAPTER,)) -> No
 def test_replicas_go_up_at_once_and_down_slowly_one_at_a_time() -> None:
     clock = Clock()
     popularity = Popularity(clock, replica_leases=10, cooldown_s=30.0)
-    popularity.observe("a", [{"x": 35}])
+    popularity.observe("a", {"x": 35})
     assert popularity.replicas("x") == 1
     clock.now = 5.0
-    popularity.observe("a", [{"x": 35}])
+    popularity.observe("a", {"x": 35})
     assert popularity.replicas("x") == 4
-    popularity.observe("a", [{"x": 12}])
+    popularity.observe("a", {"x": 12})
     seen = []
     for second in range(6, 140):
         clock.now = float(second)
-        popularity.observe("a", [{"x": 12}])
+        popularity.observe("a", {"x": 12})
         seen.append(popularity.replicas("x"))
     assert sorted(seen, reverse=True) == seen
     assert set(seen) == {4, 3, 2}
     assert seen.count(3) == 30
-    popularity.observe("a", [])
+    popularity.observe("a", {})
     for second in range(140, 240):
         clock.now = float(second)
-        popularity.observe("a", [])
+        popularity.observe("a", {})
     assert popularity.replicas("x") == 1
     assert len(popularity) == 0
 
@@ -107,7 +107,7 @@ def test_a_short_burst_makes_no_copy() -> None:
     popularity = Popularity(clock, replica_leases=10)
     for at, leases in ((0.0, 30), (0.2, 0), (0.5, 0), (1.0, 0)):
         clock.now = at
-        popularity.observe("a", [{"x": leases}])
+        popularity.observe("a", {"x": leases})
     assert popularity.replicas("x") == 1
 
 
@@ -121,10 +121,9 @@ def test_gateways_that_get_the_same_reports_know_the_same(reports: list[tuple[st
         before = mine.replicas("x")
         leases[node] = count
         for popularity in (mine, theirs):
-            popularity.observe(node, [{"x": count, "idle": 1}])
+            popularity.observe(node, {"x": count})
         assert mine.replicas("x") == theirs.replicas("x") >= max(1, before - 1)
         assert mine.replicas("x") <= max(before, math.ceil(sum(leases.values()) / 64), math.ceil(400 * 3 / 64))
-        assert mine.replicas("idle") == 1
 
 
 def test_a_busy_policy_gets_a_second_copy_by_one_request_and_then_uses_both() -> None:
