@@ -131,7 +131,8 @@ class LeaseTable:
         return known.leases if known else set()
 
     def of_engine(self, engine: str) -> Iterator[Lease]:
-        return (self._leases[key] for key in self._by_engine.get(engine, ()))
+        """The engine's leases, as far as the table's indexes agree."""
+        return (lease for key in self._by_engine.get(engine, ()) if (lease := self._leases.get(key)) is not None)
 
     def drop_engine(self, engine: str) -> list[Lease]:
         return self._drop_all(list(self._by_engine.get(engine, ())))

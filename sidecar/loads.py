@@ -59,7 +59,7 @@ class Loads:
 
     def restore(self, engine: Engine, adapter: str, digest: str, size: int, rank: int, now: float) -> None:
         """Bring an adapter back that ``engine`` lost when it died, if a slot is free and nobody else needs it."""
-        if self._queue.get((engine.base, adapter)) is None:
+        if self._queue.get((engine.base, adapter)) is None and not self._state.cordoned:
             self._queue.add(engine.base, adapter, digest, size, rank, now, background=True)
 
     def give_up_unwanted(self, load: Load, now: float) -> None:

@@ -68,6 +68,8 @@ class Prefetches:
 
     def settle(self, now: float) -> None:
         """Begin, go on or give up, as the loads stand now. To be called after every event."""
+        if self._state.cordoned:
+            self._wanted.clear()
         if self._fetching is None and not self._wanted:
             return
         self._look_after_fetch()

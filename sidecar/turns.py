@@ -107,7 +107,6 @@ class Turns(Generic[Item]):
         """An item of ``tenant`` had its turn; a negative ``cost`` gives back what was charged in vain."""
         flow = self._flows.get(tenant)
         if flow is not None:
-            self._quantum = max(self._quantum, cost)
             flow.deficit -= cost
 
     def order(self) -> Iterator[Item]:
