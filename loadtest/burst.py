@@ -33,7 +33,7 @@ from .report import environment, percentile, write_report
 
 PROMPT, TOKENS = 64, 16
 _ENGINE: dict[str, Any] = {"max_rank": 1, "max_num_seqs": 128, "extra_args": ("--no-enable-prefix-caching",)}
-_STREAM_TOKENS, _STREAM_LEAD_S = 900, 2.0
+_CONTEXT, _STREAM_TOKENS, _STREAM_LEAD_S = 8192, 8000, 2.0
 # more than the 2 loads in flight and the queue behind them take
 _OVER_THE_BOUND = 16
 _QUEUED = 64
@@ -62,6 +62,7 @@ def run(
     plan = SMALL if small else FULL
     if size is not None:
         plan = msgspec.structs.replace(plan, size=size)
+    plan = msgspec.structs.replace(plan, size=msgspec.structs.replace(plan.size, context=_CONTEXT))
     with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
         root = Path(scratch)
         base = write_base(root / "base", plan.size, seed)
@@ -133,16 +134,7 @@ class _Run:
 
     async def _gap_beside(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> float:
         request = completion(BASE, prompt=self._prompt(PROMPT), tokens=_STREAM_TOKENS)
-        loop = asyncio.get_running_loop()
-        streaming = loop.create_task(self._through.one(request, 0.0))
-        await asyncio.sleep(_STREAM_LEAD_S)
-        begun = _now()
-        await work()
-        ended = _now()
-        sample = await streaming
-        if sample.status != 200:
-            raise EngineFailed(f"the stream of the base ended with {sample.status}: {sample.text}")
-        return sample.longest_gap(begun, ended)
+        return (await self._through.beside(request, work, _STREAM_LEAD_S)).longest_gap_s
 
     async def _crowd(self, found: dict[str, Any]) -> None:
         """Many at once for one policy that nobody has asked for: how many fetches and installs does it cost?"""
@@ -195,6 +187,7 @@ class _StockEngine:
             name="stock-0", base=BASE, model_path=str(base), fingerprint="f" * 64, slots=plan.policies,
             max_model_len=plan.size.context, dtype="float32", **_ENGINE,
         )  # fmt: skip
+        self._client: VllmClient | None = None
         self._root = root / "stock"
         self._base = base
         self._backend = make_backend(settings, run_dir=self._root / "run", log_dir=self._root / "log")
@@ -209,7 +202,15 @@ class _StockEngine:
         self._client = VllmClient(host, port, self._backend.token())
         self._generator = Generator(host, port)
 
+    @property
+    def _loader(self) -> VllmClient:
+        if self._client is None:
+            raise RuntimeError("the stock engine was not started")
+        return self._client
+
     async def stop(self) -> None:
+        if self._client is not None:
+            await self._client.close()
         await self._backend.stop()
 
     def adapters(self, count: int, seed: int) -> dict[str, Path]:
@@ -225,7 +226,7 @@ class _StockEngine:
         intended = _now()
 
         async def one(name: str, folder: Path, prompt: Sequence[int]) -> Sample:
-            await self._client.load(name, str(folder), 600.0)
+            await self._loader.load(name, str(folder), 600.0)
             return await self._generator.one(self._request(name, prompt), intended)
 
         pairs = zip(folders.items(), prompts, strict=True)
@@ -237,7 +238,7 @@ class _StockEngine:
 
     async def forget(self, names: Sequence[str]) -> None:
         for name in names:
-            await self._client.unload(name, 60.0)
+            await self._loader.unload(name, 60.0)
 
     def _request(self, name: str, prompt: Sequence[int]) -> bytes:
         return completion(name, prompt=prompt, tokens=TOKENS, token=self._backend.token())

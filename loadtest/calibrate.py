@@ -1,8 +1,8 @@
 """Fits the engine model's constants to a real vLLM: steps, prompts, adapters coming and going, and the artifact store.
 
 Everything is measured through what Roost uses: the engine's driver, the arena, the artifact store. What an adapter
-takes of the engine's own time is seen in a stream's longest gap between two tokens; what is left of the call's time is
-done beside the steps. At the end the model is asked to repeat a run that no constant was fitted to.
+takes of the engine's own time is what a stream beside it loses; what is left of the call's time is done beside the
+steps. At the end the model is asked to repeat a run that no constant was fitted to.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ SLOTS = 16
 _SEQUENCES = (1, 2, 4, 8, 16)
 _PROMPTS = (16, 128, 512)
 _TOKENS = 32
-# how long a stream goes on beside a call, and before it; as many tokens as fit
-_STREAM_S, _BEFORE_S, _CONTEXT = 4.0, 0.3, 8192
+# a stream beside calls is hung up on when they are done; it is looked at for this long before
+_CONTEXT, _STREAM_TOKENS, _LEAD_S = 8192, 8000, 1.0
 _CHECK_SEQUENCES, _CHECK_PROMPT, _CHECK_TOKENS = 12, 64, 16
 
 
@@ -78,8 +78,8 @@ def fit(samples: dict[str, Any], adapter_bytes: int) -> EngineConstants:
     first_s, prefill_s = _line([(length, statistics.median(found)) for length, found in samples["first_token_s"]])
     most, base_s = samples["interval_s"][-1]
     adapter_s = (statistics.median(samples["adapters_interval_s"]) - statistics.median(base_s)) / most
-    install_s = statistics.median(samples["install_gap_s"]) - statistics.median(samples["quiet_gap_s"])
-    stock_s = statistics.median(samples["stock_gap_s"]) - statistics.median(samples["quiet_gap_s"])
+    install_s = statistics.median(samples["install_stall_s"])
+    stock_s = statistics.median(samples["stock_stall_s"])
     fetch_s, fetch_byte_s = _line([(length, statistics.median(found)) for length, found in samples["fetch_s"]])
     call_s = statistics.median(samples["install_call_s"])
     found = {
@@ -152,7 +152,6 @@ class _Session:
         self._rounds = rounds
         self._say = say
         self._chance = np.random.default_rng(seed)
-        self._stream_tokens = 0
         self._backend: EngineBackend = make_backend(settings, run_dir=root / "run", log_dir=root / "log")
 
     async def run(self) -> dict[str, Any]:
@@ -184,8 +183,6 @@ class _Session:
         self._say("steps and prompts")
         samples["interval_s"] = [(count, await self._intervals([BASE] * count)) for count in _SEQUENCES]
         samples["first_token_s"] = [(length, await self._first_tokens(length)) for length in _PROMPTS]
-        alone_s = statistics.median(samples["interval_s"][0][1])
-        self._stream_tokens = min(_CONTEXT // 2, int(_STREAM_S / alone_s))
         self._say("adapters in a batch")
         for adapter in self._adapters.installables[:SLOTS]:
             await self._backend.install(adapter, 120.0)
@@ -202,36 +199,41 @@ class _Session:
         await self._coming_and_going(samples)
 
     async def _coming_and_going(self, samples: dict[str, Any]) -> None:
+        """All adapters one after another, ours and stock: what a call takes, and what a stream loses to it."""
         self._say("adapters coming and going")
-        gaps: dict[str, list[float]] = {"quiet_gap_s": [], "install_gap_s": [], "stock_gap_s": []}
-        calls: dict[str, list[float]] = {"install_call_s": [], "remove_call_s": []}
         host, port = self._backend.address()
         stock = VllmClient(host, port, self._backend.token())
-        for place in range(min(2 * self._rounds, len(self._adapters.installables))):
-            adapter, folder = self._adapters.installables[place], self._adapters.folders[place]
-            gaps["quiet_gap_s"].append(await self._gap_while(lambda: asyncio.sleep(0.2)))
-            begun = time.monotonic()
-            await self._backend.install(adapter, 120.0)
-            calls["install_call_s"].append(time.monotonic() - begun)
-            begun = time.monotonic()
-            await self._backend.remove(adapter.adapter, 120.0)
-            calls["remove_call_s"].append(time.monotonic() - begun)
-            gaps["install_gap_s"].append(await self._gap_while(lambda: self._backend.install(adapter, 120.0)))  # noqa: B023
-            await self._backend.remove(adapter.adapter, 120.0)
-            name = f"stock-{place}"
-            gaps["stock_gap_s"].append(await self._gap_while(lambda: stock.load(name, str(folder), 120.0)))  # noqa: B023
-            await stock.unload(name, 120.0)
-        await stock.close()
-        samples.update(gaps | calls)
+        named = list(zip(self._adapters.installables, self._adapters.folders, strict=True))[:SLOTS]
+        found: dict[str, list[float]] = {
+            name: [] for name in ("install_call_s", "remove_call_s", "install_stall_s", "stock_stall_s")
+        }
 
-    async def _gap_while(self, work: Callable[[], Any]) -> float:
-        """The longest gap of a base stream between ``work``'s beginning and its end."""
-        streaming = asyncio.create_task(self._batch([BASE], 16, self._stream_tokens))
-        await asyncio.sleep(_BEFORE_S)
-        begun = time.monotonic()
-        await work()
-        ended = time.monotonic()
-        return (await streaming)[0].longest_gap(begun, ended)
+        async def timed(name: str, call: Awaitable[object]) -> None:
+            begun = time.monotonic()
+            await call
+            found[name].append(time.monotonic() - begun)
+
+        async def install() -> None:
+            for adapter, _ in named:
+                await timed("install_call_s", self._backend.install(adapter, 120.0))
+
+        async def load() -> None:
+            for place, (_, folder) in enumerate(named):
+                await stock.load(f"stock-{place}", str(folder), 120.0)
+
+        for _ in range(self._rounds):
+            found["install_stall_s"].append(await self._stalled_by(install) / len(named))
+            for adapter, _ in named:
+                await timed("remove_call_s", self._backend.remove(adapter.adapter, 120.0))
+            found["stock_stall_s"].append(await self._stalled_by(load) / len(named))
+            for place in range(len(named)):
+                await stock.unload(f"stock-{place}", 120.0)
+        await stock.close()
+        samples.update(found)
+
+    async def _stalled_by(self, work: Callable[[], Awaitable[None]]) -> float:
+        request = completion(BASE, prompt=self._prompt(16), tokens=_STREAM_TOKENS, token=self._backend.token())
+        return (await self._generator.beside(request, work, _LEAD_S)).stalled_s
 
     async def _intervals(self, models: Sequence[str]) -> list[float]:
         """Mean seconds between two tokens while all of ``models`` decode."""

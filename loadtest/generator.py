@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -39,6 +39,30 @@ class Sample(msgspec.Struct, frozen=True):
         """The longest time between two pieces, of gaps that end after ``since`` and begin before ``until``."""
         gaps = [after - before for before, after in pairwise(self.pieces) if after > since and before < until]
         return max(gaps, default=0.0)
+
+
+class Beside(msgspec.Struct, frozen=True):
+    """A stream beside some work, which began at ``since`` and was done at ``until``."""
+
+    stream: Sample
+    since: float
+    until: float
+
+    @property
+    def longest_gap_s(self) -> float:
+        return self.stream.longest_gap(self.since, self.until)
+
+    @property
+    def stalled_s(self) -> float:
+        """The seconds of the work's that the stream made no tokens in, going by its rate before."""
+        before = [at for at in self.stream.pieces if at <= self.since]
+        during = [at for at in self.stream.pieces if self.since < at <= self.until]
+        # the first tokens come before the stream has found its pace
+        steady = before[len(before) // 4 :]
+        if len(steady) < 2:
+            raise ValueError("the stream was too short before the work to tell its rate")
+        interval = (steady[-1] - steady[0]) / (len(steady) - 1)
+        return self.until - self.since - len(during) * interval
 
 
 class _Connection(asyncio.Protocol):
@@ -130,6 +154,21 @@ class Generator:
             self._idle.append(await self._connect())
         intended = time.monotonic()
         return list(await asyncio.gather(*(self.one(request, intended) for request in requests)))
+
+    async def beside(self, request: bytes, work: Callable[[], Awaitable[object]], lead_s: float) -> Beside:
+        """Stream ``request`` from ``lead_s`` before ``work`` until it is done, then hang up."""
+        connection = await self._connect()
+        begun = time.monotonic()
+        streaming = asyncio.create_task(connection.ask(request))
+        await asyncio.sleep(lead_s)
+        from_, _ = time.monotonic(), await work()
+        until = time.monotonic()
+        connection.close()
+        await streaming
+        sample = Sample(begun, connection.first_byte, until, 200, tuple(connection.pieces))
+        if not sample.pieces or sample.pieces[-1] < from_:
+            raise RuntimeError(f"the stream ended before it was needed: {connection.body.decode(errors='replace')}")
+        return Beside(sample, from_, until)
 
     async def run(self, requests: Sequence[bytes], rate: float) -> list[Sample]:
         """Send all ``requests`` at ``rate`` a second, each at its intended time whatever the others do."""
