@@ -50,7 +50,7 @@ class Request(msgspec.Struct):
 
 
 class World:
-    """One engine; a fetch, an install and a removal take what they are set to; a request holds its slot ``use_s``.
+    """One engine; fetches (on ``lanes``) and installs take what they are set to, a request holds its slot ``use_s``.
 
     Clients come back when they are told to, in whole seconds as HTTP has it.
     """
@@ -62,6 +62,7 @@ class World:
         fetch_s: float = 0.2,
         install_s: float = 0.1,
         use_s: float = 1.0,
+        lanes: int = 1,
         seed: int = 1,
         noise: float = 0.0,
         **changes: object,
@@ -75,7 +76,7 @@ class World:
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
         self._asks: dict[int, tuple[Request, Callable[[], None]]] = {}
-        self._lane = 0.0
+        self._lanes = [0.0] * lanes
         self._fetching: dict[int, str] = {}
         self._installed: set[str] = set()
         self.send(EngineUp(engine="e1", limits=limits(slots), installed=frozenset(), host="h", port=1))
@@ -152,8 +153,9 @@ class World:
         elif isinstance(effect, StartFetch):
             generation = effect.extent.generation
             self._fetching[generation] = effect.digest
-            self._lane = max(self._lane, self.now) + self._takes(self.fetch_s)
-            self.at(self._lane - self.now, lambda: self._fetched(generation))
+            end = max(heapq.heappop(self._lanes), self.now) + self._takes(self.fetch_s)
+            heapq.heappush(self._lanes, end)
+            self.at(end - self.now, lambda: self._fetched(generation))
         elif isinstance(effect, CancelFetch):
             name = self._fetching.pop(effect.generation)
             self.at(0.0, lambda: self.send(FetchCancelled(digest=name, generation=effect.generation)))
