@@ -34,6 +34,8 @@ ENGINE = {"base": "smol", "model_path": "/models/smol"}
         ({"node": {"engines": [{**ENGINE, "fingerprint": "00"}]}}, "node.engines[0].fingerprint"),
         ({"node": {"arena": 1}}, "node.arena: no such setting"),
         ({"node": {"arena_bytes": -1}}, "node.arena_bytes: expected a positive number, got -1"),
+        ({"node": {"disk_bytes": -1}}, "node.disk_bytes: expected bytes, or 0 for no copies on disk, got -1"),
+        ({"node": {"cache_policy": "mru"}}, "node.cache_policy: Invalid enum value 'mru'"),
         ({"node": {"name": "UPPER"}}, "node.name"),
         ({"node": {"endpoint": "udp://x"}}, "node.endpoint: expected ipc:///path/to/socket or tcp://host:port"),
         ({"store": "ftp://x"}, "store: expected s3://"),

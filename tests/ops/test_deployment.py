@@ -32,6 +32,12 @@ def test_every_process_is_told_of_the_same_store(tmp_path: Path) -> None:
     assert told == {StoreLocation("s3://bucket/roost", endpoint="https://s3.example:9000")}
 
 
+def test_a_node_keeps_copies_under_the_state_folder(tmp_path: Path) -> None:
+    config = load(None, {"ROOST_NODE__DISK_BYTES": "0", "ROOST_NODE__CACHE_POLICY": "lru", "ROOST_NODE__NAME": "east"})
+    sidecar = derive(config, Layout.of(str(tmp_path)), {}).sidecar
+    assert (sidecar.disk_dir, sidecar.disk_bytes, sidecar.cache_policy) == (str(tmp_path / "disk" / "east"), 0, "lru")
+
+
 def test_by_default_nothing_is_open_to_other_machines(tmp_path: Path) -> None:
     registrar, sidecar, gateway = derive(check({}), Layout.of(str(tmp_path)), {})
     assert gateway.host == "127.0.0.1"
