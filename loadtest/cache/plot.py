@@ -21,7 +21,7 @@ def draw(file: Path, replays: Mapping[str, Mapping[PolicyName, Replayed]]) -> No
     axes = figure.add_subplot()
     rows = range(len(replays))
     for policy in PolicyName:
-        if policy is PolicyName.LRU or not all(policy in found for found in replays.values()):
+        if policy is PolicyName.LRU:
             continue
         ratios = [found[policy].byte_miss_ratio / found[PolicyName.LRU].byte_miss_ratio for found in replays.values()]
         first = policy is PolicyName.ADAPTIVE

@@ -67,11 +67,12 @@ def test_summary_is_the_default_against_lru() -> None:
     chosen = default_policy()
     ratios = (0.5, 0.9, 1.01, 0.7)
     replays = {
-        str(number): {PolicyName.LRU: Replayed(0.5, 0.5, 1.0), chosen: Replayed(0.5 * ratio, 0.5, 1.0)}
+        str(number): dict.fromkeys(PolicyName, Replayed(0.5, 0.5, 1.0)) | {chosen: Replayed(0.5 * ratio, 0.5, 1.0)}
         for number, ratio in enumerate(ratios)
     }
     found = summarise(replays)
     assert (found["traces"], found["better_than_lru"], found["worst_over_lru"]) == (4, 0.75, 1.01)
+    assert (found["sieve_better_than_lru"], found["sieve_worst_over_lru"]) == (0.0, 1.0)
 
 
 def test_whole_run_writes_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
