@@ -73,6 +73,8 @@ class Prefetches:
         if self._fetching is None and not self._wanted:
             return
         self._look_after_fetch()
+        if self._state.cordoned:
+            self._wanted.clear()
         if self._state.queue.in_flight or self._state.queue.queued:
             self._quiet_at = now + _QUIET_S
             self._give_way()
@@ -80,7 +82,8 @@ class Prefetches:
             self._begin(now)
 
     def _want(self, key: str, digest: str, size: int, now: float) -> None:
-        if size > 0 and self._state.cache.fits(size) and (key in self._wanted or len(self._wanted) < _MAX_WANTED):
+        room = key in self._wanted or len(self._wanted) < _MAX_WANTED
+        if room and size > 0 and self._state.cache.fits(size) and not self._state.cordoned:
             self._wanted[key] = _Guess(digest, size, now + _STALE_S)
 
     def _look_after_fetch(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sidecar.effects import CancelFetch
-from sidecar.events import PrefetchHinted, RevisionOffered
+from sidecar.events import Cordoned, PrefetchHinted, RevisionOffered
 from wire.outcomes import Outcome
 
 from .bench import SIZE, TENANT, Bench, digest, name
@@ -117,3 +117,16 @@ def test_a_prefetch_takes_no_room_from_what_leases_use() -> None:
     bench.wait(5.0)
     assert not bench.fetches
     assert bench.refused(bench.ask(3, size=10**9)).outcome is Outcome.STORAGE_FULL
+
+
+def test_a_cordoned_node_fetches_nothing_ahead() -> None:
+    bench = Bench()
+    bench.serve(1)
+    bench.ask(3)
+    offer(bench, 2)
+    bench.send(Cordoned(on=True))
+    offer(bench, 4)
+    bench.fetched(3)
+    bench.installed(3)
+    bench.wait(2.0)
+    assert not bench.fetches
