@@ -53,15 +53,17 @@ class Gate:
 
     def closed(self, tenant: str, key: LoadKey, now: float) -> str | None:
         """Why one more load of ``tenant`` may not wait now; None where it may."""
-        own = self._queue.turns.of(tenant)
-        if own >= self._tenant_bound or (self._queue.queued >= self._low and own >= self._share(tenant)):
+        own, low = self._queue.turns.of(tenant), self._queue.queued < self._low
+        share = self._tenant_bound if low else self._share(tenant, self._demands())
+        if own >= share:
             return f"{own} loads of tenant {tenant} wait on node {self._node} already"
-        if self._places <= 0 and self._crowds(own) is None:
+        room = self._room(own, share)
+        if room <= 0:
             return f"{self._queue.in_flight} loads are in flight and {self._queue.queued} wait on node {self._node}"
         promise = self.promises.get(tenant, key)
-        if (promise is not None and now >= promise.due) or self._queue.queued < self._low:
+        if low or (promise is not None and now >= promise.due):
             return None
-        if self._room(tenant) <= self.promises.pending(tenant) - (promise is not None):
+        if room <= self.promises.pending(tenant) - (promise is not None):
             return f"the next places on node {self._node} are promised to requests of tenant {tenant} that came before"
         return None
 
@@ -79,7 +81,9 @@ class Gate:
 
     def freed(self, tenant: str, now: float) -> None:
         """A load of ``tenant`` waits no more."""
-        self.promises.room(tenant, self._room(tenant), now)
+        if self.promises.pending(tenant):
+            share = self._share(tenant, self._demands())
+            self.promises.room(tenant, self._room(self._queue.turns.of(tenant), share), now)
 
     def expire(self, now: float) -> None:
         """Forget promises that nobody came back for."""
@@ -94,8 +98,9 @@ class Gate:
             return promise.due - now
         else:
             before = self.promises.late(tenant)
-        own = before + 1.0 + max(0.0, self._queue.turns.of(tenant) - self._share(tenant))
-        expected_s = self._queue.drains_in_s(self._departures(tenant, own), now)
+        demands = self._demands()
+        own = before + 1.0 + max(0.0, self._queue.turns.of(tenant) - self._share(tenant, demands))
+        expected_s = self._queue.drains_in_s(_departures(tenant, own, demands), now)
         after_s = max(_MIN_RETRY_S, _MARGIN * expected_s)
         self.promises.make(tenant, key, now, after_s)
         return after_s
@@ -106,7 +111,7 @@ class Gate:
         if load.stage is not Stage.WAITING:
             return max(_MIN_RETRY_S, load.started + load_s - now)
         before = sum(other < load for other in self._queue.turns.items(load.tenant))
-        return self._queue.drains_in_s(self._departures(load.tenant, before + 1.0), now) + load_s
+        return self._queue.drains_in_s(_departures(load.tenant, before + 1.0, self._demands()), now) + load_s
 
     def _demands(self) -> dict[str, float]:
         """How many loads each tenant has waiting, or will have once those come back who were told to."""
@@ -115,26 +120,21 @@ class Gate:
             demands[tenant] = demands.get(tenant, 0.0) + self.promises.pending(tenant)
         return demands
 
-    def _share(self, tenant: str) -> int:
+    def _share(self, tenant: str, demands: dict[str, float]) -> int:
         """How many loads of ``tenant`` may wait while others want to, too: at least one."""
-        demands = self._demands()
-        demands[tenant] = demands.get(tenant, 0.0) + 1.0
-        return max(1, min(self._tenant_bound, int(fair_share(demands.values(), self._bound))))
+        wanted = demands.get(tenant, 0.0) + 1.0
+        others = (demand for name, demand in demands.items() if name != tenant)
+        return max(1, min(self._tenant_bound, int(fair_share((wanted, *others), self._bound))))
 
-    def _departures(self, tenant: str, own: float) -> float:
-        """How many loads will have left the queue by the time that ``own`` of ``tenant``'s have: it goes in rounds."""
-        return own + sum(min(count, own) for other, count in self._demands().items() if other != tenant)
+    def _room(self, own: int, share: int) -> int:
+        """How many more loads of a tenant that has ``own`` waiting, of ``share``, could wait now.
 
-    def _room(self, tenant: str) -> int:
-        """How many more loads of ``tenant`` could wait now."""
-        own = self._queue.turns.of(tenant)
-        return min(self._share(tenant) - own, max(self._places, 1 if self._crowds(own) else 0))
-
-    def _crowds(self, own: int) -> str | None:
-        """The tenant that has most waiting, if one that has ``own`` would not have more than it with another place."""
-        waiting = self._queue.turns.tenants()
-        most = max(waiting, key=lambda name: waiting[name], default=None)
-        return most if most is not None and waiting[most] > own + 1 else None
+        In a full queue it is one, at the expense of another tenant that would have no less even then.
+        """
+        places = self._places
+        if places <= 0:
+            places = int(max(self._queue.turns.tenants().values(), default=0) > own + 1)
+        return min(share - own, places)
 
     @property
     def _places(self) -> int:
@@ -143,3 +143,8 @@ class Gate:
     @property
     def _low(self) -> float:
         return max(_LOW_SHARE * self._bound, float(self._queue.limit))
+
+
+def _departures(tenant: str, own: float, demands: dict[str, float]) -> float:
+    """How many loads will have left the queue by the time that ``own`` of ``tenant``'s have: it goes in rounds."""
+    return own + sum(min(count, own) for name, count in demands.items() if name != tenant)

@@ -99,10 +99,11 @@ class Loads:
             if load.stage is not Stage.WAITING or self._queue.get(load.key) is not load:
                 # starting another one ended it
                 continue
-            engine = None if load.base in full else self._seats.pick(load, now)
+            hopeless = load.base in full and not self._seats.claims(load)
+            engine = None if hopeless else self._seats.pick(load, now)
             if engine is None:
                 self._lacks_slot(load, now)
-                if not self._seats.claims(load) and not self._seats.any_room(load.base, now):
+                if not hopeless and not self._seats.any_room(load.base, now):
                     full.add(load.base)
             elif not self._has_bytes(load, now):
                 self._lacks_arena(load, now)
