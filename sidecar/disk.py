@@ -111,6 +111,12 @@ class DiskTier:
             self._pending.add(digest)
             self._thread.submit(self._keep, digest, extent)
 
+    def drop(self, digest: str) -> None:
+        """Nobody is to have ``digest`` any more. Returns at once."""
+        with self._lock:
+            if not self._closing:
+                self._thread.submit(self.distrust, digest)
+
     def wait(self) -> None:
         """Until what has arrived so far was written or given up."""
         self._thread.submit(lambda: None).result()

@@ -1,6 +1,7 @@
 """What is published while this node runs, as the registrar's feed tells it.
 
-Nothing depends on hearing all of it: a lost message is a revision that is fetched when it is asked for.
+Nothing depends on hearing all of it: a lost message is a revision that is fetched when it is asked for, or a copy of
+removed bytes that stays until it leaves for others.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from wire.curve import CurveKeys
-from wire.events import ChannelMoved, Event, RevisionPublished
+from wire.events import ArtifactsRemoved, ChannelMoved, Event, RevisionPublished
 from wire.sockets import FeedSubscriber, Sockets
 
 from .events import RevisionOffered
@@ -19,19 +20,24 @@ _MAX_KNOWN = 1 << 14
 
 
 class OfferFeed:
-    """Calls ``on_offer`` with what becomes ``latest`` or ``stable`` of policies that are ``held``."""
+    """Calls ``on_offer`` with what becomes ``latest`` or ``stable`` of policies that are ``held``.
+
+    And ``on_removed`` with each digest whose bytes go for good.
+    """
 
     def __init__(
         self,
         endpoint: str,
         on_offer: Callable[[RevisionOffered], None],
         held: Callable[[str], bool],
+        on_removed: Callable[[str], None],
         *,
         curve: CurveKeys | None,
         sockets: Sockets,
     ) -> None:
         self._on_offer = on_offer
         self._held = held
+        self._on_removed = on_removed
         # a moved channel names revisions by number only
         self._published: dict[tuple[str, int], RevisionOffered] = {}
         self._feed: FeedSubscriber[Event] = sockets.subscriber(
@@ -53,6 +59,9 @@ class OfferFeed:
 
     def _on_message(self, number: int, event: Event) -> None:
         body = event.body
+        if isinstance(body, ArtifactsRemoved):
+            for digest in body.digests:
+                self._on_removed(digest)
         if not isinstance(body, RevisionPublished | ChannelMoved) or not self._held(body.policy):
             return
         if isinstance(body, RevisionPublished):

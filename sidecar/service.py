@@ -30,7 +30,7 @@ from wire.sockets import ZEROMQ, FeedPublisher, Reply, Responder, Sockets
 
 from .arena import Arena, segment_name
 from .cordon import is_cordoned, keep_cordoned
-from .disk import open_tier
+from .disk import DiskTier, open_tier
 from .effects import Answer, AnyEffect, CancelFetch, ClearExtent, StartFetch
 from .engines import EngineKeeper
 from .events import (
@@ -64,10 +64,11 @@ _ANSWER_MARGIN_S = 0.05
 
 
 class Storage(NamedTuple):
-    """The node's arena, and what brings artifacts into it."""
+    """The node's arena, what brings artifacts into it, and the copies on disk that it may look for them in."""
 
     arena: Arena
     fetcher: Fetcher
+    disk: DiskTier | None = None
 
 
 def open_storage(settings: SidecarSettings) -> Storage:
@@ -85,7 +86,7 @@ def open_storage(settings: SidecarSettings) -> Storage:
         timeout_s=settings.load_timeout_s,
         nearer=[disk] if disk else [],
     )
-    return Storage(arena, fetcher)
+    return Storage(arena, fetcher, disk)
 
 
 class Sidecar:
@@ -121,7 +122,7 @@ class Sidecar:
         self._feed: FeedPublisher[ReportOfNode] = sockets.publisher(
             settings.feed_endpoint, ReportOfNode, epoch=time.time_ns(), curve=settings.curve
         )
-        self.arena, self._fetcher = storage(settings)
+        self.arena, self._fetcher, disk = storage(settings)
         self._keepers = {
             name: EngineKeeper(backend, self.arena, self._apply, timeout_s=settings.load_timeout_s)
             for name, backend in backends.items()
@@ -133,6 +134,7 @@ class Sidecar:
                 settings.registrar_feed,
                 self._apply,
                 self.machine.prefetches.holds,
+                disk.drop if disk else _nothing,
                 curve=settings.curve,
                 sockets=sockets,
             )
@@ -277,3 +279,7 @@ class Sidecar:
             error = task.exception()
             if error is not None and not self._broken.done():
                 self._broken.set_exception(error)
+
+
+def _nothing(digest: str) -> None:
+    """There are no copies on disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import logging
@@ -25,10 +26,12 @@ from sidecar.policies.lru import Lru
 from sidecar.service import open_storage
 from tests.object_storage import REGION, FaultyProxy, ObjectServer, answer
 from tests.sidecar.bench import settings
-from tests.sidecar.conftest import Gateway, Store, config, running
+from tests.sidecar.conftest import Gateway, Store, config, running, until
 from tests.sidecar.fake_engine import FakeBackend
+from wire.events import ArtifactsRemoved, Event
 from wire.node import Granted, Refused
 from wire.outcomes import ArtifactUnavailable
+from wire.sockets import FeedPublisher
 
 ROOT = Path(__file__).parents[2]
 SIZE = 10_000
@@ -114,6 +117,19 @@ def test_larger_than_the_budget_is_not_kept(tier: DiskTier, arena: Arena) -> Non
     tier.arrived(digest(9, BUDGET + 1), extent)
     tier.wait()
     assert (tier.used, kept(tier, 1)) == (SIZE, [1])
+
+
+def test_dropped_copies_are_gone_also_one_that_is_about_to_be_written(
+    tier: DiskTier, arena: Arena, tmp_path: Path
+) -> None:
+    keep(tier, arena, 1)
+    tier.arrived(digest(2), place(arena, 2))
+    for number in (1, 2, 3):
+        tier.drop(digest(number))
+    tier.wait()
+    assert (tier.used, kept(tier, 1, 2, 3)) == (0, [])
+    assert not blob(tmp_path, 1).exists()
+    assert not blob(tmp_path, 2).exists()
 
 
 def test_next_life_knows_what_was_used_last(arena: Arena, tmp_path: Path) -> None:
@@ -352,20 +368,29 @@ class TestBeforeAnObjectStore:
         self, bucket: ObjectStore, proxy: FaultyProxy, sockets: Path, store: Store, tmp_path: Path
     ) -> None:
         location = StoreLocation(bucket.url, proxy.endpoint, REGION)
-        node = structs.replace(config(sockets, store), store=location, disk_dir=str(tmp_path / "tier"))
+        feed = f"ipc://{sockets}/registrar-feed"
+        registrar: FeedPublisher[Event] = FeedPublisher(feed, Event, epoch=1, heartbeat_s=0.05)
+        node = structs.replace(
+            config(sockets, store), store=location, disk_dir=str(tmp_path / "tier"), registrar_feed=feed
+        )
         self.put(bucket, 1)
         self.put(bucket, 2)
         gateway = Gateway(node)
         async with running(node, FakeBackend()):
             assert isinstance(await gateway.ask(digest(1), SIZE), Granted)
+            await until(blob(tmp_path, 1).exists)
         gateway.close()
         proxy.inject(answer(503, "ServiceUnavailable"))
         gateway = Gateway(node)
         async with running(node, FakeBackend()):
             assert isinstance(await gateway.ask(digest(1), SIZE), Granted)
+            while blob(tmp_path, 1).exists():
+                registrar.publish(Event(seq=1, at_ms=0, actor="test", body=ArtifactsRemoved(digests=(digest(1),))))
+                await asyncio.sleep(0.05)
             refused = await gateway.ask(digest(2), SIZE, timeout_s=60.0)
             assert isinstance(refused, Refused)
         gateway.close()
+        registrar.close()
 
 
 @pytest.mark.parametrize("changes", [{}, {"store": StoreLocation("file:///nowhere")}, {"disk_bytes": 0}])

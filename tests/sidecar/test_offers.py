@@ -15,7 +15,17 @@ from sidecar.events import RevisionOffered
 from sidecar.offers import OfferFeed
 from tests.sidecar.conftest import Gateway, Store, config, running, until
 from tests.sidecar.fake_engine import FakeBackend
-from wire.events import AnyEvent, ArtifactFacts, ChannelMoved, Event, PolicyCreated, RevisionPublished, Split
+from wire.events import (
+    AnyEvent,
+    ArtifactFacts,
+    ArtifactsCondemned,
+    ArtifactsRemoved,
+    ChannelMoved,
+    Event,
+    PolicyCreated,
+    RevisionPublished,
+    Split,
+)
 from wire.node import Granted, Release
 from wire.sockets import ZEROMQ, FeedPublisher
 
@@ -62,6 +72,7 @@ async def heard(registrar: Registrar, held: Callable[[str], bool], *bodies: AnyE
         registrar.endpoint,
         offers.append,
         lambda policy: policy == "last/one" or held(policy),
+        pytest.fail,
         curve=None,
         sockets=ZEROMQ,
     )
@@ -83,6 +94,18 @@ async def test_new_latest_and_moved_stable_are_offers(registrar: Registrar) -> N
 
 async def test_policies_that_are_not_held_are_passed_over(registrar: Registrar) -> None:
     assert await heard(registrar, lambda policy: policy != POLICY, published(1, "one"), moved(1)) == []
+
+
+async def test_removed_artifacts_are_told_whoever_had_named_them(registrar: Registrar) -> None:
+    removed: list[str] = []
+    feed = OfferFeed(registrar.endpoint, pytest.fail, lambda policy: False, removed.append, curve=None, sockets=ZEROMQ)
+    await until(lambda: not feed.silent)
+    registrar.say(
+        ArtifactsCondemned(digests=("a",)), ArtifactsRemoved(digests=("a", "b")), ArtifactsRemoved(digests=("c",))
+    )
+    await until(lambda: len(removed) == 3)
+    feed.close()
+    assert removed == ["a", "b", "c"]
 
 
 async def test_published_revision_of_a_served_policy_is_in_the_arena_before_it_is_asked_for(
