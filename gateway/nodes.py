@@ -31,7 +31,8 @@ class Deployment(msgspec.Struct, frozen=True):
 
     ``max_rank`` and ``targets`` are the most that any of them takes, so that a node is passed over only where no
     engine fits; ``slots``, ``free_slots``, ``outstanding`` (leases) and ``serving`` count those that are ready.
-    ``weight`` is its share of a policy's order: its slots, at least 1.
+    ``spare`` slots are free, or have an adapter that nobody uses. ``weight`` is its share of a policy's order: its
+    slots, at least 1.
     """
 
     base: str
@@ -41,6 +42,7 @@ class Deployment(msgspec.Struct, frozen=True):
     targets: frozenset[str]
     slots: int
     free_slots: int
+    spare: int
     outstanding: int
     serving: frozenset[str]
 
@@ -49,6 +51,7 @@ class Deployment(msgspec.Struct, frozen=True):
         """Sum up ``engines``, of which there is at least one, all with the same base and fingerprint."""
         known = list(engines)
         ready = [engine for engine in known if engine.health is Health.READY]
+        free = sum(max(0, engine.slots - len(engine.serving) - engine.changing) for engine in ready)
         return cls(
             base=known[0].base,
             fingerprint=known[0].fingerprint,
@@ -56,7 +59,8 @@ class Deployment(msgspec.Struct, frozen=True):
             max_rank=max(engine.max_rank for engine in known),
             targets=frozenset().union(*(engine.targets for engine in known)),
             slots=sum(engine.slots for engine in ready),
-            free_slots=sum(max(0, engine.slots - len(engine.serving) - engine.changing) for engine in ready),
+            free_slots=free,
+            spare=free + sum(engine.leases.count(0) for engine in ready),
             outstanding=sum(engine.outstanding for engine in ready),
             serving=frozenset().union(*(engine.serving for engine in ready)),
         )

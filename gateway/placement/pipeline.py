@@ -69,8 +69,13 @@ class Placer:
         )
 
     def _pool(self, deployed: Deployed) -> Pool:
-        nodes = [node for node in self._table if node.deployment(*deployed) is not None]
-        pool = self._pools[deployed] = Pool(deployed, nodes, self._table.version)
+        pool = Pool(deployed, self._table)
+        before = self._pools.get(deployed)
+        if before is not None and before.members == pool.members:
+            # another base changed: what is remembered still holds
+            before.version = pool.version
+            return before
+        self._pools[deployed] = pool
         return pool
 
     def _fitting(self, pool: Pool, demand: Demand, excluded: Collection[str], replicas: int) -> list[Node]:
@@ -124,15 +129,23 @@ class Placer:
             del copies[replicas:]
             return copies[spread % len(copies)] if len(copies) > 1 else copies[0]
         for node in fitting:
-            if node not in serving and not self._bounds.full(node, deployed, has_bytes=node.holds(demand.digest)):
+            has_bytes = node.holds(demand.digest)
+            if (
+                node not in serving
+                and self._may_get_a_copy(node, demand, adapter)
+                and not self._bounds.full(node, deployed, has_bytes=has_bytes)
+            ):
                 return node
         return serving[0]
 
     def _may_get_a_copy(self, node: Node, demand: Demand, adapter: str) -> bool:
-        """Whether a load for one copy more makes sense on ``node`` now: not a second one, nor behind others."""
+        """Whether a load for one copy more makes sense on ``node`` now: not a second one, nor one that must wait."""
         state = node.resident.get(demand.digest)
+        deployment = node.deployment(demand.base, demand.fingerprint)
         return (
-            not node.loads_queued
+            deployment is not None
+            and deployment.spare > 0
+            and not node.loads_queued
             and adapter not in node.asked
             and state not in _COMING
             and state is not Residency.FAILED

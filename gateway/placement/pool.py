@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from gateway.nodes import Deployed, Node
+from gateway.nodes import Deployed, Node, NodeTable
 
 from .rendezvous import Rendezvous
 
@@ -14,17 +12,18 @@ _REMEMBERED = 65_536
 
 
 class Pool:
-    """``nodes`` that run a base, silent ones too: what moves policies is who is a member, not how it is today.
+    """The nodes of ``table`` that run a base, silent ones too: what moves policies is who is a member, not how it is.
 
-    ``version`` is that of the table which it was made of. What is remembered only saves time.
+    ``members`` are the nodes with their weights, ``version`` that of the table which they are of. What is remembered
+    only saves time.
     """
 
-    def __init__(self, deployed: Deployed, nodes: Iterable[Node], version: int) -> None:
-        self.version = version
-        self._by_name = {node.name: node for node in nodes}
-        self.nodes = tuple(self._by_name[name] for name in sorted(self._by_name))
-        weights = {name: found.weight for name, node in self._by_name.items() if (found := node.deployment(*deployed))}
-        self._rendezvous = Rendezvous(self._by_name, weights)
+    def __init__(self, deployed: Deployed, table: NodeTable) -> None:
+        self.version = table.version
+        self.members = {node: found.weight for node in table if (found := node.deployment(*deployed)) is not None}
+        self._by_name = {node.name: node for node in sorted(self.members, key=lambda node: node.name)}
+        self.nodes = tuple(self._by_name.values())
+        self._rendezvous = Rendezvous(self._by_name, {node.name: weight for node, weight in self.members.items()})
         self._short_lists: dict[str, tuple[Node, ...]] = {}
 
     def first(self, policy: str, count: int) -> tuple[Node, ...]:

@@ -148,7 +148,7 @@ def test_a_busy_policy_gets_a_second_copy_by_one_request_and_then_uses_both() ->
     assert len({placer.place(demand(), spread=7).name for _ in range(5)}) == 1
 
 
-@pytest.mark.parametrize("trouble", ["failed", "queued"])
+@pytest.mark.parametrize("trouble", ["failed", "queued", "full"])
 def test_no_copy_is_made_where_it_would_fail_or_wait(trouble: str) -> None:
     clock = Clock()
     nodes = NodeTable(popularity=Popularity(clock, replica_leases=10))
@@ -162,8 +162,23 @@ def test_no_copy_is_made_where_it_would_fail_or_wait(trouble: str) -> None:
         first.replace(busy(first.name, 20))
     assert placer.place(demand()) is other
     residency = {digest_of(1): Residency.FAILED} if trouble == "failed" else {}
-    other.apply(NodeDelta(node=other.name, residency=residency, loads_queued=int(trouble == "queued")))
+    in_use = (engine(slots=1, serving=("acme@x",), leases=(3,)),) if trouble == "full" else ()
+    queued = int(trouble == "queued")
+    other.apply(NodeDelta(node=other.name, residency=residency, loads_queued=queued, engines=in_use))
     assert placer.place(demand()) is first
+
+
+def test_a_copy_may_take_the_slot_of_an_adapter_that_nobody_uses() -> None:
+    clock = Clock()
+    nodes = NodeTable(popularity=Popularity(clock, replica_leases=10))
+    for name in "ab":
+        nodes.add(name).replace(report(name, engine(slots=2, serving=("acme@x", "acme@y"), leases=(3, 0))))
+    placer = Placer(nodes)
+    first = placer.place(demand())
+    for at in (0.0, 5.0):
+        clock.now = at
+        first.replace(busy(first.name, 20))
+    assert placer.place(demand()) is not first
 
 
 # bounds
