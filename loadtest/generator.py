@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from itertools import pairwise
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import httptools
 import msgspec
+
+T = TypeVar("T")
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -176,15 +178,11 @@ class Generator:
 
     async def run_at(self, requests: Iterable[tuple[float, bytes]]) -> list[Sample]:
         """Send each request at its own time, in seconds from the beginning, in order."""
-        start = time.monotonic() + 0.05
-        tasks = []
-        for at, request in requests:
-            intended = start + at
-            delay = intended - time.monotonic()
-            if delay > 0:
-                await asyncio.sleep(delay)
-            tasks.append(asyncio.create_task(self.one(request, intended)))
-        return list(await asyncio.gather(*tasks))
+        return await self._at_times(requests, self.one)
+
+    async def run_patiently(self, requests: Iterable[tuple[float, bytes]]) -> list[list[Sample]]:
+        """The same, and again what is told to come back; every try of each."""
+        return await self._at_times(requests, self.patient)
 
     async def run_closed(self, requests: Iterable[bytes], concurrency: int) -> list[Sample]:
         """Send all ``requests`` with ``concurrency`` under way at any time: for throughput, not for latency."""
@@ -201,6 +199,19 @@ class Generator:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+
+    async def _at_times(
+        self, requests: Iterable[tuple[float, bytes]], send: Callable[[bytes, float], Coroutine[Any, Any, T]]
+    ) -> list[T]:
+        start = time.monotonic() + 0.05
+        tasks = []
+        for at, request in requests:
+            intended = start + at
+            delay = intended - time.monotonic()
+            if delay > 0:
+                await asyncio.sleep(delay)
+            tasks.append(asyncio.create_task(send(request, intended)))
+        return list(await asyncio.gather(*tasks))
 
     async def _take(self) -> _Connection:
         while self._idle:

@@ -147,6 +147,12 @@ class GatewayProcess:
         )
         self.up = True
 
+    def update(self, addresses: Sequence[NodeAddress]) -> None:
+        """Have exactly these nodes, now and after a restart."""
+        self._addresses = tuple(addresses)
+        if self.up:
+            self._fleet.update(addresses)
+
     def crash(self) -> None:
         """The process is killed: no word to anybody."""
         self.up = False

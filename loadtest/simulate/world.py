@@ -11,6 +11,7 @@ import msgspec
 from catalog.names import parse_reference
 from gateway.http import Pair
 from gateway.placement import Placer
+from gateway.settings import NodeAddress
 from sidecar.audit import audit
 from sidecar.extents import block_bytes
 
@@ -86,7 +87,7 @@ class World:
             GatewayProcess(
                 f"g{number}",
                 self.network,
-                [node.address for node in self.nodes],
+                self.addresses,
                 self.catalog,
                 engines,
                 make_placer=make_placer,
@@ -102,6 +103,16 @@ class World:
         for gateway in self.gateways:
             gateway.start()
         await asyncio.sleep(WARM_UP_S)
+
+    @property
+    def addresses(self) -> tuple[NodeAddress, ...]:
+        return tuple(node.address for node in self.nodes)
+
+    @property
+    def installs(self) -> int:
+        """By all nodes, in all lives of their sidecars."""
+        living = [node.sidecar.machine.state.counts["installed"] for node in self.nodes if node.sidecar is not None]
+        return sum(living) + sum(node.installs for node in self.nodes)
 
     def wrong(self, asked: str, answer: Answer) -> bool:
         """Whether an answer that counts as good was made by anything but what was ``asked`` for and what it names."""

@@ -114,6 +114,24 @@ def burst(
     _show(burst.run(report, small=scale is Scale.SMALL, seed=seed, size=size, plot=page, say=_say), report)
 
 
+@app.command("scenario")
+def scenario(
+    name: Annotated[str, typer.Argument(help="unique-burst, hot-set, weak-locality, zipf-drift, wave, ...")],
+    report: Json,
+    url: Annotated[str, typer.Option(help="A real gateway's, which is asked for its own policies.")] = "",
+    api_key: Annotated[str, typer.Option(envvar="ROOST_API_KEY", help="For that gateway.")] = "",
+    rate: Annotated[float, typer.Option(min=0.01, help="Requests a second.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=1, help="How long they come.")] = 60.0,
+    page: Page = None,
+    seed: Seed = 1,
+) -> None:
+    """One kind of traffic, on a simulated fleet or with --url on a real mesh."""
+    from loadtest import scenario
+
+    summary = scenario.run(report, name=name, seed=seed, rate=rate, seconds=seconds, url=url, key=api_key, plot=page)
+    _show(summary, report)
+
+
 @app.command("two-nodes")
 def two_nodes(report: Json, scale: ScaleOption = Scale.SMALL, page: Page = None, seed: Seed = 1) -> None:
     """Simulated: 2048 policies at concurrency 230 on two nodes of 32 slots, beside a sticky hash."""
