@@ -60,7 +60,7 @@ class DiskTier:
         self._arena = arena
         self._now = now
         self._blobs = BlobStore(root)
-        # guards what follows; a copy's file is there for as long as it is in the index
+        # guards what follows, and is never held while the disk is waited for
         self._lock = threading.Lock()
         self._copies = Copies(budget, policy)
         self._pending: set[str] = set()
@@ -86,14 +86,7 @@ class DiskTier:
     @contextlib.contextmanager
     def open(self, digest: str) -> Iterator[ArtifactSource | None]:
         with contextlib.ExitStack() as opened:
-            with self._lock:
-                source = opened.enter_context(self._blobs.open(digest)) if digest in self._copies else None
-                self._copies.touch(digest)
-            if source is not None:
-                # so that the next life of this sidecar knows what was used last
-                with contextlib.suppress(OSError):
-                    os.utime(self._blobs.path(digest))
-            yield source
+            yield self._opened(digest, opened)
 
     def distrust(self, digest: str) -> None:
         with self._lock:
@@ -112,10 +105,8 @@ class DiskTier:
             self._thread.submit(self._keep, digest, extent)
 
     def drop(self, digest: str) -> None:
-        """Nobody is to have ``digest`` any more. Returns at once."""
-        with self._lock:
-            if not self._closing:
-                self._thread.submit(self.distrust, digest)
+        """Nobody is to have ``digest`` any more. Returns at once; not to be called once ``close`` was."""
+        self._thread.submit(self.distrust, digest)
 
     def wait(self) -> None:
         """Until what has arrived so far was written or given up."""
@@ -127,6 +118,25 @@ class DiskTier:
             self._closing = True
         self._thread.shutdown(cancel_futures=True)
         os.close(self._claim)
+
+    def _opened(self, digest: str, opened: contextlib.ExitStack) -> ArtifactSource | None:
+        """The copy, if there is one, for as long as ``opened`` lasts."""
+        with self._lock:
+            here = digest in self._copies
+            self._copies.touch(digest)
+        if not here:
+            return None
+        try:
+            source = opened.enter_context(self._blobs.open(digest))
+        except ArtifactUnavailable:
+            if digest in self:
+                raise
+            # it left for another one just now
+            return None
+        # so that the next life of this sidecar knows what was used last
+        with contextlib.suppress(OSError):
+            os.utime(self._blobs.path(digest))
+        return source
 
     def _adopt(self) -> None:
         """Know what an earlier life left, the least recently used first. What it was writing, or has no room, goes."""

@@ -119,6 +119,22 @@ def test_larger_than_the_budget_is_not_kept(tier: DiskTier, arena: Arena) -> Non
     assert (tier.used, kept(tier, 1)) == (SIZE, [1])
 
 
+def test_one_that_leaves_while_it_is_looked_for_is_not_there(
+    tier: DiskTier, arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep(tier, arena, 1)
+    open_file = os.open
+
+    def overtaken(path: Path, *arguments: int) -> int:
+        monkeypatch.setattr(os, "open", open_file)
+        tier.distrust(digest(1))
+        return open_file(path, *arguments)
+
+    monkeypatch.setattr(os, "open", overtaken)
+    assert read(tier, 1) is None
+    assert caplog.records == []
+
+
 def test_dropped_copies_are_gone_also_one_that_is_about_to_be_written(
     tier: DiskTier, arena: Arena, tmp_path: Path
 ) -> None:
