@@ -12,6 +12,7 @@ from wire.node import Acquire
 
 from .leases import LeaseKey
 from .limit import AdaptiveLimit
+from .promises import Promise
 from .rates import DrainRate, LoadTimes
 from .settings import SidecarSettings
 from .slots import LoadKey, Slot
@@ -49,7 +50,7 @@ class Load:
 
     __slots__ = (
         "adapter", "at_once", "background", "base", "blocked_since", "charged", "digest", "drained", "engine",
-        "fetched", "order", "rank", "sent", "size", "stage", "started", "tenant", "victim", "waiters",
+        "fetched", "order", "promise", "rank", "sent", "size", "stage", "started", "tenant", "victim", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +74,8 @@ class Load:
         # how many were in flight when it started, itself included, and whether its bytes had to be fetched
         self.at_once = 0
         self.fetched = False
+        # what was told to who came back for it, until its turn comes
+        self.promise: Promise | None = None
         # what its tenant was charged for its turn, in seconds
         self.charged = 0.0
         # since when it is known that a slot or the arena's room, not its turn, keeps it from serving
@@ -139,12 +142,19 @@ class LoadQueue:
     def has_permit(self) -> bool:
         return self.in_flight < self.limit
 
-    def add(
-        self, base: str, adapter: str, digest: str, size: int, rank: int, now: float, *, background: bool = False
-    ) -> Load:
-        """A new load, waiting. The caller has checked that there is none of its key."""
+    def next_order(self) -> int:
+        """The age of what comes now."""
         self._order += 1
-        load = Load(base, adapter, digest, size, rank, self._order, background)
+        return self._order
+
+    def add(
+        self, base: str, adapter: str, digest: str, size: int, rank: int, now: float, *,
+        background: bool = False, promise: Promise | None = None,
+    ) -> Load:  # fmt: skip
+        """A new load, waiting, as old as what was promised to who asks. The caller has checked that it is new."""
+        order = promise.order if promise else self.next_order()
+        load = Load(base, adapter, digest, size, rank, order, background)
+        load.promise = promise
         self._loads[load.key] = load
         self._wait(load, now)
         return load

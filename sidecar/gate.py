@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from .admission import Load, LoadQueue, Stage
-from .promises import Promises
+from .promises import Promise, Promises
 from .settings import SidecarSettings
 from .slots import LoadKey
 
@@ -15,8 +15,8 @@ _MIN_RETRY_S = 0.1
 # to let the engines run out of work
 _LOW_SHARE = 0.25
 _ACCURATE = 2.0
-# a place that is there a little early keeps better than a client that comes a little early
-_MARGIN = 1.1
+# who comes a little early waits for the rest in the queue; who comes late had room kept for nothing
+_EARLY = 0.9
 
 
 def fair_share(demands: Iterable[float], bound: int) -> float:
@@ -72,25 +72,23 @@ class Gate:
         waiting = self._queue.turns.tenants()
         return self._queue.turns.youngest(max(waiting, key=lambda name: waiting[name])) if self._places < 0 else None
 
-    def let_in(self, tenant: str, key: LoadKey, now: float) -> None:
-        """A load of ``tenant`` may wait: somebody may have come back for it."""
-        promise = self.promises.redeem(tenant, key)
+    def let_in(self, tenant: str, key: LoadKey) -> Promise | None:
+        """A load of ``tenant`` may wait: what was promised to who came back for it, if anything was."""
+        return self.promises.redeem(tenant, key)
+
+    def started(self, load: Load, now: float) -> None:
+        """The turn of ``load`` has come."""
+        promise, load.promise = load.promise, None
         if promise is not None:
             true = 1.0 / _ACCURATE <= promise.accuracy(now) <= _ACCURATE
             self._counts["retry_after_true" if true else "retry_after_off"] += 1
-
-    def freed(self, tenant: str, now: float) -> None:
-        """A load of ``tenant`` waits no more."""
-        if self.promises.pending(tenant):
-            share = self._share(tenant, self._demands())
-            self.promises.room(tenant, self._room(self._queue.turns.of(tenant), share), now)
 
     def expire(self, now: float) -> None:
         """Forget promises that nobody came back for."""
         self._counts["retry_after_unclaimed"] += self.promises.expire(now)
 
     def come_back_s(self, tenant: str, key: LoadKey, now: float) -> float:
-        """When a request refused now should come back, to find room for the load that it needs: a promise."""
+        """When a request refused now should come back: when the turn of the load that it needs would come."""
         promise = self.promises.get(tenant, key)
         if promise is None:
             before = self.promises.pending(tenant)
@@ -98,11 +96,10 @@ class Gate:
             return promise.due - now
         else:
             before = self.promises.late(tenant)
-        demands = self._demands()
-        own = before + 1.0 + max(0.0, self._queue.turns.of(tenant) - self._share(tenant, demands))
-        expected_s = self._queue.drains_in_s(_departures(tenant, own, demands), now)
-        after_s = max(_MIN_RETRY_S, _MARGIN * expected_s)
-        self.promises.make(tenant, key, now, after_s)
+        waiting = self._queue.turns.of(tenant)
+        expected_s = self._queue.drains_in_s(_departures(tenant, before + waiting + 1.0, self._demands()), now)
+        after_s = max(_MIN_RETRY_S, _EARLY * expected_s)
+        self.promises.make(tenant, key, self._queue.next_order(), now, after_s)
         return after_s
 
     def serves_in_s(self, load: Load, now: float) -> float:

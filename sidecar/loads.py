@@ -45,11 +45,10 @@ class Loads:
             retry_after_s = self.gate.come_back_s(request.tenant, key, now)
             self._refuse_bound(asked, closed, retry_after_s)
             return
-        load = self._queue.add(request.base, adapter, request.digest, request.size, request.rank, now)
+        promise = None if closed else self.gate.let_in(request.tenant, key)
+        load = self._queue.add(request.base, adapter, request.digest, request.size, request.rank, now, promise=promise)
         self._state.changes.loads = True
         self._waiters.join(asked, load)
-        if closed is None:
-            self.gate.let_in(load.tenant, key, now)
         self.pump(now)
         if closed and load.stage is Stage.WAITING and load.waiters:
             self._turn_away(load, closed, now)
@@ -115,7 +114,7 @@ class Loads:
     def _start(self, load: Load, engine: Engine, now: float) -> None:
         resident = self._state.cache.resident(load.digest)
         self._queue.start(load, now, resident=resident)
-        self.gate.freed(load.tenant, now)
+        self.gate.started(load, now)
         self._state.changes.loads = True
         load.engine = engine.name
         load.stage = Stage.FETCHING
@@ -265,8 +264,6 @@ class Loads:
     def finish(self, load: Load, now: float) -> None:
         """Forget a load that nobody waits for any more; what it held is free."""
         self._forget(load, now)
-        if load.stage is Stage.WAITING and not load.background:
-            self.gate.freed(load.tenant, now)
 
     def _turn_away(self, load: Load, message: str, now: float) -> None:
         """End a load that waits because a bound is reached."""

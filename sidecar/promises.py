@@ -1,8 +1,8 @@
 """Times to come back that were given to those refused, and that are kept.
 
-A refusal says when to come back. Who does, finds room: until then places that become free are kept for those who were
-promised one, as far as they are known to come back. Without that the newcomers of every moment would take each place
-before its time comes, and no estimate could be true.
+A refusal says when the turn of its load would come. Who comes back then finds room, and goes ahead of all that came
+after it was refused. Until then places that become free are kept for those who were promised one, as far as they are
+known to come back: without that the newcomers of every moment would take each place, and no estimate could be true.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ _RESOLUTION_S = 1.0
 
 
 class Promise(msgspec.Struct):
-    """``made`` when somebody was refused first, to come back at ``due``; there was room at ``ready``, if yet.
+    """Somebody was refused first at ``made``, to come back at ``due``; ``first_s`` is what was told at first.
 
-    ``first_s`` is what was told at first; ``late`` that there was no room when it came back in time.
+    ``order`` is the age that its load will have in the queue; ``late``: there was no room when it came back in time.
     """
 
+    order: int
     made: float
     first_s: float
     due: float
     late: bool = False
-    ready: float | None = None
 
     def accuracy(self, now: float) -> float:
-        """The estimate over the truth, for one that gets its place now: 1 is exact, more is too long."""
-        truth = (now if self.ready is None else self.ready) - self.made
-        return max(self.first_s, _RESOLUTION_S) / max(truth, _RESOLUTION_S)
+        """The estimate over the truth, for one whose turn comes now: 1 is exact, more is too long."""
+        return max(self.first_s, _RESOLUTION_S) / max(now - self.made, _RESOLUTION_S)
 
     @property
     def expires(self) -> float:
@@ -73,13 +72,13 @@ class Promises:
         """How many of ``tenant`` should have had their place already, and will come back."""
         return self._returning * self._late.get(tenant, 0)
 
-    def make(self, tenant: str, key: Hashable, now: float, after_s: float) -> None:
+    def make(self, tenant: str, key: Hashable, order: int, now: float, after_s: float) -> None:
         """Somebody was told to come back ``after_s`` from now. Told so again, the first time counts as before."""
         promise = self.get(tenant, key)
         if promise is None:
             if len(self) >= _MOST:
                 return
-            promise = self._tenants.setdefault(tenant, {})[key] = Promise(now, after_s, now + after_s)
+            promise = self._tenants.setdefault(tenant, {})[key] = Promise(order, now, after_s, now + after_s)
         elif now >= promise.due and not promise.late:
             promise.late = True
             self._late[tenant] = self._late.get(tenant, 0) + 1
@@ -92,15 +91,6 @@ class Promises:
         if promise is not None:
             self._count_return(1.0)
         return promise
-
-    def room(self, tenant: str, places: int, now: float) -> None:
-        """There is room for ``places`` of ``tenant``: the first of those who were promised one could have it now."""
-        for promise in self._tenants.get(tenant, {}).values():
-            if places <= 0:
-                return
-            places -= 1
-            if promise.ready is None:
-                promise.ready = now
 
     def expire(self, now: float) -> int:
         """Forget those that nobody came back for in time; how many there were."""

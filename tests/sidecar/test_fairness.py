@@ -77,7 +77,7 @@ def test_estimate_grows_with_what_waits_before() -> None:
     refused = [bench.refused(ask) for ask in [bench.ask(number) for number in range(40)][9:]]
     estimates = [answer.retry_after_s or 0.0 for answer in refused]
     assert estimates == sorted(estimates)
-    assert estimates[-1] > 10 * estimates[0]
+    assert estimates[-1] > 4 * estimates[0], "39 before the last one, 9 before the first"
 
 
 def test_tenant_with_little_waiting_is_told_a_shorter_time_than_a_flood() -> None:
