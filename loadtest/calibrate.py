@@ -190,10 +190,7 @@ class _Session:
         await self._batch(names, 16)
         samples["adapters_interval_s"] = await self._intervals(names)
         check = [names[place % SLOTS] for place in range(_CHECK_SEQUENCES)]
-        samples["check_s"] = [
-            max(one.done - one.intended for one in await self._batch(check, _CHECK_PROMPT, _CHECK_TOKENS))
-            for _ in range(self._rounds)
-        ]
+        samples["check_s"] = [await self._last_of(check, _CHECK_PROMPT, _CHECK_TOKENS) for _ in range(self._rounds)]
         for name in names:
             await self._backend.remove(name, 120.0)
         await self._coming_and_going(samples)
@@ -236,20 +233,23 @@ class _Session:
         return (await self._generator.beside(request, work, _LEAD_S)).stalled_s
 
     async def _intervals(self, models: Sequence[str]) -> list[float]:
-        """Mean seconds between two tokens while all of ``models`` decode."""
-        # a server may send two tokens in one piece, so that only the whole of a stream is counted on
-        return [
-            (one.pieces[-1] - one.first_token) / (_TOKENS - 1)
-            for _ in range(self._rounds)
-            for one in await self._batch(models, 16, _TOKENS)
-        ]
+        """Seconds between two tokens while all of ``models`` decode: what more tokens take more, over their number.
+
+        Ends alone count: on a busy machine tokens come in lumps.
+        """
+        found = []
+        for _ in range(self._rounds):
+            long = await self._last_of(models, 16, _TOKENS + 2)
+            found.append((long - await self._last_of(models, 16, 2)) / _TOKENS)
+        return found
 
     async def _first_tokens(self, length: int) -> list[float]:
-        found = []
-        for _ in range(3 * self._rounds):
-            (one,) = await self._batch([BASE], length, 2)
-            found.append(one.first_token - one.intended)
-        return found
+        return [await self._last_of([BASE], length, 1) for _ in range(3 * self._rounds)]
+
+    async def _last_of(self, models: Sequence[str], length: int, tokens: int) -> float:
+        """Seconds until the last of ``models`` has had all its tokens."""
+        samples = await self._batch(models, length, tokens)
+        return max(one.done - one.intended for one in samples)
 
     async def _batch(self, models: Sequence[str], length: int, tokens: int = 8) -> list[Sample]:
         """Ask all at once, each with a prompt of its own."""
