@@ -42,16 +42,17 @@ _TENANTS = 8
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How much is measured: ``policies`` at once, in ``rounds``; ``crowd`` asks for one policy at once."""
+    """How much is measured: ``policies`` at once, ``stock`` the stock way, in ``rounds``; ``crowd`` asks for one."""
 
     size: BaseSize
     policies: int
+    stock: int
     rounds: int
     crowd: int
 
 
-FULL = Plan(PUBLISHED, 64, 3, 1000)
-SMALL = Plan(PUBLISHED, 64, 1, 256)
+FULL = Plan(PUBLISHED, 64, 64, 3, 1000)
+SMALL = Plan(PUBLISHED, 64, 16, 1, 256)
 
 
 def run(
@@ -72,7 +73,7 @@ def run(
         with EngineMesh(root / "mesh", base, {**engine, "extra_args": list(_ENGINE["extra_args"])}, node) as mesh:
             measured = asyncio.run(_Run(mesh, root, base, plan, seed, say).run())
     summary = _summary(measured)
-    told = {"base": msgspec.to_builtins(plan.size), "policies": plan.policies}
+    told = {"base": msgspec.to_builtins(plan.size), "policies": plan.policies, "stock_policies": plan.stock}
     write_report(file, environment(seed=seed, engine="vllm") | told, measured, summary)
     if plot is not None:
         _draw(plot, measured, summary)
@@ -92,6 +93,7 @@ class _Run:
         self._seed = seed
         self._say = say
         self._published = 0
+        self._first: list[str] = []
         self._chance = np.random.default_rng(seed)
         self._through = Generator("127.0.0.1", mesh.port)
 
@@ -108,10 +110,11 @@ class _Run:
             for number in range(self._plan.rounds):
                 self._say(f"round {number + 1}: {self._plan.policies} policies, through the mesh")
                 policies = await self._publish(self._plan.policies)
+                self._first = self._first or policies
                 found["cold"].append(_timings(await self._one_each(policies)))
                 found["warm"].append(_timings(await self._one_each(policies)))
                 self._say(f"round {number + 1}: the stock path")
-                folders = await asyncio.to_thread(stock.adapters, self._plan.policies, self._seed + 1000 * number)
+                folders = await asyncio.to_thread(stock.adapters, self._plan.stock, self._seed + 1000 * number)
                 found["stock_cold"].append(_timings(await stock.burst(folders, self._prompts(len(folders)))))
                 found["stock_warm"].append(_timings(await stock.ask(list(folders), self._prompts(len(folders)))))
                 await stock.forget(list(folders))
@@ -148,9 +151,13 @@ class _Run:
         found["single_flight_installs"] = after["installs"] - before["installs"]
 
     async def _over_the_bound(self, found: dict[str, Any]) -> None:
-        """More cold policies at once than may wait: does a Retry-After come true?"""
+        """More cold policies at once than may wait: does a Retry-After come true?
+
+        Those of the first round lost their slots to later ones, and are cold again.
+        """
         self._say("more than may wait")
-        policies = await self._publish(_QUEUED + _OVER_THE_BOUND)
+        missing = max(0, _QUEUED + _OVER_THE_BOUND - self._plan.policies)
+        policies = self._first + await self._publish(missing)
         requests = [completion(policy, prompt=self._prompt(PROMPT), tokens=TOKENS) for policy in policies]
         intended = _now()
         tried = await asyncio.gather(*(self._through.patient(request, intended) for request in requests))
@@ -184,7 +191,7 @@ class _StockEngine:
 
     def __init__(self, root: Path, base: Path, plan: Plan) -> None:
         settings = EngineSettings(
-            name="stock-0", base=BASE, model_path=str(base), fingerprint="f" * 64, slots=plan.policies,
+            name="stock-0", base=BASE, model_path=str(base), fingerprint="f" * 64, slots=plan.stock,
             max_model_len=plan.size.context, dtype="float32", **_ENGINE,
         )  # fmt: skip
         self._client: VllmClient | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -136,23 +139,34 @@ class EngineMesh(Mesh):
     def __init__(self, root: Path, base: Path, engine: Mapping[str, object], node: Mapping[str, object]) -> None:
         told = {"name": self.ENGINE, "base": BASE, "model_path": str(base), "dtype": "float32"}
         super().__init__(root, [{**told, **engine}], node)
-        self.shape = BaseShape.from_config((base / "config.json").read_bytes())
+        self._base_config = (base / "config.json").read_bytes()
 
-    def publish_random(self, policies: Sequence[str], seed: int) -> int:
-        """Adapters of every module, each policy its own; returns the bytes of one revision."""
+    def publish_random(self, policies: Sequence[str], seed: int) -> None:
+        """Adapters of every module, each policy its own; made by two processes, since most of the time goes there."""
         client = self.client()
-        size = 0
-        for place, policy in enumerate(policies):
-            with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
-                write_adapter(Path(scratch) / "raw", self.shape, seed + place)
-                packed = Path(scratch) / "revision.safetensors"
-                with packed.open("wb") as out:
-                    facts = pack_peft(Path(scratch) / "raw", self.shape, out)
-                client.upload(f"/roost/v1/artifacts/{facts.digest}", packed, lambda sent: None)
-            body = {"digest": facts.digest, "create_over": BASE, "provenance": {"source": "loadtest", "format": "peft"}}
-            client.call("POST", policy_path(policy, "revisions"), body)
-            size = facts.size
-        return size
+        with (
+            tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch,
+            ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as makers,
+        ):
+            folders = [Path(scratch) / str(place) for place in range(len(policies))]
+            seeds = range(seed, seed + len(policies))
+            made = makers.map(_make_packed, folders, [self._base_config] * len(policies), seeds)
+            for policy, (file, digest) in zip(policies, made, strict=True):
+                client.upload(f"/roost/v1/artifacts/{digest}", file, lambda sent: None)
+                body = {"digest": digest, "create_over": BASE, "provenance": {"source": "loadtest", "format": "peft"}}
+                client.call("POST", policy_path(policy, "revisions"), body)
+                file.unlink()
+
+
+def _make_packed(folder: Path, base_config: bytes, seed: int) -> tuple[Path, str]:
+    """A random adapter packed into a file, and its digest."""
+    shape = BaseShape.from_config(base_config)
+    write_adapter(folder / "raw", shape, seed)
+    packed = folder / "revision.safetensors"
+    with packed.open("wb") as out:
+        facts = pack_peft(folder / "raw", shape, out)
+    shutil.rmtree(folder / "raw")
+    return packed, facts.digest
 
 
 def cpu_seconds(pid: int) -> float:
