@@ -87,11 +87,15 @@ class Gate:
         """Forget promises that nobody came back for."""
         self._counts["retry_after_unclaimed"] += self.promises.expire(now)
 
-    def come_back_s(self, tenant: str, key: LoadKey, now: float) -> float:
-        """When a request refused now should come back: when the turn of the load that it needs would come."""
+    def come_back_s(self, tenant: str, key: LoadKey, now: float, *, order: int = 0) -> float:
+        """When a request refused now should come back: when the turn of the load that it needs would come.
+
+        ``order`` is the age of a load that had been let in; without it, it comes after all to whom something is
+        promised.
+        """
         promise = self.promises.get(tenant, key)
         if promise is None:
-            before = self.promises.pending(tenant)
+            before = self.promises.late(tenant) if order else self.promises.pending(tenant)
         elif now < promise.due:
             return promise.due - now
         else:
@@ -99,7 +103,7 @@ class Gate:
         waiting = self._queue.turns.of(tenant)
         expected_s = self._queue.drains_in_s(_departures(tenant, before + waiting + 1.0, self._demands()), now)
         after_s = max(_MIN_RETRY_S, _EARLY * expected_s)
-        self.promises.make(tenant, key, self._queue.next_order(), now, after_s)
+        self.promises.make(tenant, key, order or self._queue.next_order(), now, after_s)
         return after_s
 
     def serves_in_s(self, load: Load, now: float) -> float:

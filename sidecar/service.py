@@ -197,7 +197,11 @@ class Sidecar:
             self._apply(PrefetchHinted(digest=ask.digest, size=ask.size))
 
     def _cordon(self, ask: Cordon, reply: Reply[AnswerOfNode]) -> None:
-        keep_cordoned(self._settings.run_dir, self._settings.node, on=ask.on)
+        try:
+            keep_cordoned(self._settings.run_dir, self._settings.node, on=ask.on)
+        except OSError as error:
+            # what the operator wants holds all the same, but not for the next life
+            _log.error("that node %s is cordoned (or is not) can't be kept: %s", self._settings.node, error)
         _log.info("node %s is %s service", self._settings.node, "out of" if ask.on else "in")
         self._apply(Cordoned(on=ask.on))
         reply(self._reporter.report())
