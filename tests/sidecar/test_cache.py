@@ -10,6 +10,8 @@ from sidecar.extents import ALIGN, HEADER_BYTES, block_bytes
 from sidecar.policies import PolicyName, make_policy
 from sidecar.policies.lru import Lru
 
+from .bench import Bench
+
 PAGES = 40
 NUMBERS = st.integers(0, 25)
 
@@ -126,3 +128,42 @@ def test_a_large_one_makes_way_for_several_small_ones() -> None:
         assert [victim for victim, _ in reserved[1]] == (["0"] if number == 0 else [])
         cache.completed(f"small{number}", 2.0)
     assert cache.resident("1")
+
+
+class Counting(Lru):
+    """LRU that counts what it is told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def added(self, key: str, size: int, cost: float) -> None:
+        self.told.append("added")
+        super().added(key, size, cost)
+
+    def touched(self, key: str) -> None:
+        self.told.append("touched")
+        super().touched(key)
+
+
+def test_a_load_counts_once_for_all_who_waited_for_it_and_every_hot_ask_for_itself() -> None:
+    bench = Bench(slots=1)
+    policy = bench.machine.state.cache.policy = Counting()
+    asks = [bench.ask(1) for _ in range(5)]
+    bench.fetched(1)
+    bench.installed(1)
+    assert policy.told == ["added"]
+    bench.release(*asks, bench.ask(1))
+    assert policy.told == ["added", "touched"]
+    bench.wait(60.0)
+    other = bench.ask(2)
+    bench.fetched(2)
+    bench.removed(1)
+    bench.installed(2)
+    bench.release(other)
+    bench.wait(60.0)
+    policy.told.clear()
+    bench.ask(1)
+    bench.removed(2)
+    bench.installed(1)
+    assert policy.told == ["touched"], "its bytes were there"
