@@ -117,7 +117,14 @@ class Gateway:
         data = DataPlane(
             catalog=self._catalog,
             authenticator=authenticator,
-            placer=Placer(self.nodes, Tuning(placed_excess=settings.placed_excess, spill_excess=settings.spill_excess)),
+            placer=Placer(
+                self.nodes,
+                Tuning(
+                    placed_excess=settings.placed_excess,
+                    spill_excess=settings.spill_excess,
+                    quiet_leases=settings.replica_leases,
+                ),
+            ),
             leases=self._leases,
             upstream=self._upstream,
             metrics=self.metrics,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.popularity import REPLICA_LEASES
+
 PLACED_EXCESS = 0.06
 SPILL_EXCESS = 0.25
 
@@ -19,7 +21,7 @@ class Tuning(msgspec.Struct, frozen=True):
 
     placed_excess: float = PLACED_EXCESS
     spill_excess: float = SPILL_EXCESS
-    quiet_leases: int = 64
+    quiet_leases: int = REPLICA_LEASES
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
