@@ -16,8 +16,9 @@ class Seats:
     """The slots of a node's engines, as loads compete for them.
 
     Who leaves is the one whose idle time is longest for what bringing it back costs (so an adapter whose bytes are in
-    the arena goes before one whose bytes are not). It is nobody who came within ``min_residency_s``, and no tenant's
-    that has no more than its share of the slots and used it within ``slot_share_s``, while there is another.
+    the arena goes before one whose bytes are not). It is nobody who came within ``min_residency_s``, and, while there
+    is another, no other tenant's that has no more than its share of the slots, or no more than the one who asks, and
+    used it within ``slot_share_s``.
     """
 
     def __init__(self, state: NodeState) -> None:
@@ -138,11 +139,11 @@ class Seats:
         )
 
     def _spared_tenants(self, engine: Engine, tenant: str, now: float) -> set[str]:
-        """Other tenants that use no more than their share of the engine's slots."""
+        """Other tenants that use no more than their share of the engine's slots, or than ``tenant`` itself."""
         using = Counter(
             slot.adapter.partition("@")[0]
             for slot in engine.slots.values()
             if slot.leases or now - slot.used_at < self._settings.slot_share_s
         )
-        share = len(engine.slots) / len(using.keys() | {tenant})
+        share = max(len(engine.slots) / len(using.keys() | {tenant}), using[tenant])
         return {other for other, count in using.items() if other != tenant and count <= share}

@@ -311,3 +311,15 @@ def test_slots_that_a_tenant_left_long_ago_are_nobodys() -> None:
     removal = bench.calls["e1"]
     assert isinstance(removal, StartRemove)
     assert removal.adapter == name(0, "light")
+
+
+def test_tenant_takes_no_slot_from_one_that_has_fewer_though_both_have_more_than_their_share() -> None:
+    bench = Bench(slots=8, min_residency_s=0.0)
+    fill(bench, range(1), "lighter")
+    fill(bench, range(10, 13), "light")
+    fill(bench, range(20, 24), "flood")
+    bench.ask(30, tenant="flood")
+    bench.fetched(30)
+    removal = bench.calls["e1"]
+    assert isinstance(removal, StartRemove)
+    assert removal.adapter == name(20, "flood")
