@@ -31,7 +31,8 @@ from .traffic import policy_names
 POLICIES, CONCURRENCY, NODES, SLOTS, ARENA = 2048, 230, 2, 32, 64
 PROMPT, TOKENS = 64, 16
 TENANTS = 8
-OURS = Shape(nodes=NODES, slots=SLOTS, arena=ARENA, settings={"loads_in_flight": 2, "loads_queued": 64})
+# the settings that a sidecar has by itself
+OURS = Shape(nodes=NODES, slots=SLOTS, arena=ARENA)
 STICKY = Shape(nodes=NODES, slots=SLOTS, arena=ARENA, settings={"loads_in_flight": 1, "loads_queued": 1})
 # until leases that were lost on the way would have ended, and books been compared
 _SETTLE_S = 40.0

@@ -24,7 +24,8 @@ def samples(**changes: Any) -> dict[str, Any]:
         "stock_stall_s": [1.1],
         "fetch_s": [(size, [0.001 + size * 1e-9]) for size in (4096, 1 << 20, 1 << 24)],
         "install_call_s": [0.032],
-        "remove_call_s": [0.003],
+        "remove_call_s": [0.003, 0.3],
+        "stock_call_s": [1.2],
         "start_s": 40.0,
     }
     return {**found, **changes}
@@ -45,6 +46,11 @@ def test_what_is_lost_in_noise_is_nothing_and_not_less() -> None:
     noisy = samples(install_stall_s=[-0.002], adapters_interval_s=[0.020], first_token_s=[(16, [0.02]), (512, [0.01])])
     found = fit(noisy, 5_000)
     assert (found.install_s, found.adapter_s, found.prefill_s) == (0.0, 0.0, 0.0)
+
+
+def test_a_call_costs_the_engine_no_more_than_it_took() -> None:
+    found = fit(samples(install_stall_s=[0.5], stock_stall_s=[9.0]), 5_000)
+    assert (found.install_s, found.prepare_s, found.stock_install_s) == (0.032, 0.0, 1.2)
 
 
 def _written(file: Path, body: object) -> Path:
