@@ -25,7 +25,8 @@ _STORE = "store"
 class Fetcher:
     """Fetches in threads, at most ``workers`` at once and as many more as hang in storage that does not answer.
 
-    ``nearer`` sources are asked first, in their order, and closed with it.
+    ``nearer`` sources are asked first, in their order, and closed with it. One that keeps a fetch past its time-out is
+    not asked again before it lets go of it.
     """
 
     def __init__(
@@ -35,6 +36,9 @@ class Fetcher:
         self._arena = arena
         self._nearer = nearer
         self._timeout_s = timeout_s
+        # by digest, the nearer source that its fetch reads from now, and that of fetches past their time-out
+        self._reading: dict[str, Source] = {}
+        self._hanging: dict[str, Source] = {}
         self._threads = ThreadPoolExecutor(workers + _MAX_HANGING, thread_name_prefix="fetch")
 
     async def fetch(self, digest: str, extent: Extent, on_overdue: Callable[[str], None]) -> None:
@@ -55,8 +59,14 @@ class Fetcher:
             raise
         if not done:
             given_up.set()
+            source = self._reading.get(digest)
+            if source is not None:
+                self._hanging[digest] = source
             on_overdue(self._too_late(digest))
-        await work
+        try:
+            await work
+        finally:
+            self._hanging.pop(digest, None)
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
@@ -74,6 +84,9 @@ class Fetcher:
     def _fill_from_nearer(self, digest: str, extent: Extent, given_up: threading.Event) -> str | None:
         """The name of the source that had it. What goes wrong is told and passed over: the store has the last word."""
         for source in self._nearer:
+            if source in list(self._hanging.values()):
+                continue
+            self._reading[digest] = source
             try:
                 with source.open(digest) as found:
                     if found is None:
@@ -84,6 +97,8 @@ class Fetcher:
                 _log.warning("%s: %s", source.name, error.message)
             else:
                 _log.warning("what the %s has as artifact %s is something else", source.name, digest)
+            finally:
+                del self._reading[digest]
             source.distrust(digest)
         return None
 
