@@ -5,9 +5,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator
 
+# a heap this small is not worth rebuilding
+_MIN_REBUILD = 64
+
 
 class Ranking:
-    """The heap has one entry a key, at a number that the key had once; it is corrected when it comes up."""
+    """The heap has one entry a key, at a number that the key had once; it is corrected when it comes up.
+
+    A removed key stays in the heap until it comes up or such keys outnumber the others.
+    """
 
     def __init__(self) -> None:
         self._ranks: dict[str, tuple[float, int]] = {}
@@ -24,6 +30,9 @@ class Ranking:
         self._order += 1
         self._ranks[key] = rank, self._order
         heapq.heappush(self._heap, (rank, self._order, key))
+        if len(self._heap) > 2 * len(self._ranks) + _MIN_REBUILD:
+            self._heap = [(rank, order, key) for key, (rank, order) in self._ranks.items()]
+            heapq.heapify(self._heap)
 
     def raise_to(self, key: str, rank: float) -> None:
         """``rank`` is not below the one that the key has."""

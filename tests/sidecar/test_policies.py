@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 
@@ -13,6 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from sidecar.policies import CachePolicy, PolicyName, make_policy
 from sidecar.policies.adaptive import Adaptive
+from sidecar.policies.ranking import Ranking
 
 CAPACITY = 1000
 SIZES = st.integers(1, 300)
@@ -248,3 +250,36 @@ def recent(count: int) -> Iterator[str]:
         key = order.pop(min(39, int(rng.expovariate(1 / 5))))
         order.insert(0, key)
         yield key
+
+
+@given(st.lists(st.tuples(st.sampled_from("adr"), st.integers(0, 8), st.floats(0, 100)), max_size=300))
+def test_ranking_is_the_sorted_order(steps: list[tuple[str, int, float]]) -> None:
+    ranking, model = Ranking(), {}
+    for place, (step, number, by) in enumerate(steps):
+        key = str(number)
+        if step == "a" and key not in model:
+            model[key] = by, place
+            ranking.add(key, by)
+        elif step == "r" and key in model:
+            model[key] = model[key][0] + by, model[key][1]
+            ranking.raise_to(key, model[key][0])
+        elif step == "d" and key in model:
+            del model[key]
+            ranking.remove(key)
+    assert list(ranking.lowest(lambda key: True)) == sorted(model, key=model.__getitem__)
+    assert {key: ranking[key] for key in model} == {key: rank for key, (rank, _) in model.items()}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_left_is_not_remembered_for_ever(name: PolicyName) -> None:
+    """Whoever decided what leaves: a policy may be told of evictions for long without being asked for any."""
+    policy = make_policy(name, CAPACITY)
+    tracemalloc.start()
+    for number in range(3000):
+        policy.added(str(number), 100, 1.0)
+        policy.evicted(str(number))
+        if number == 1000:
+            before = tracemalloc.get_traced_memory()[0]
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 20_000, "10 bytes a key that is gone"
