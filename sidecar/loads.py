@@ -41,7 +41,7 @@ class Loads:
             self._join(asked, load, now)
             return
         closed = self.gate.closed(request.tenant, key, now)
-        if closed and not (self._queue.has_permit and self._seats.any_room(request.base, now)):
+        if closed and not (self._queue.has_permit and self._seats.any_room(request.base, None, now)):
             retry_after_s = self.gate.come_back_s(request.tenant, key, now)
             self._refuse_bound(asked, closed, retry_after_s)
             return
@@ -93,17 +93,22 @@ class Loads:
         if not self._queue.may_start:
             return
         self._arena_claimed = False
+        # bases without a slot for anybody, and for a tenant
         full: set[str] = set()
+        full_for: set[tuple[str, str]] = set()
         for load in self._queue.order():
             if load.stage is not Stage.WAITING or self._queue.get(load.key) is not load:
                 # starting another one ended it
                 continue
-            hopeless = load.base in full and not self._seats.claims(load)
+            place = load.base, load.tenant
+            hopeless = (load.base in full or place in full_for) and not self._seats.claims(load)
             engine = None if hopeless else self._seats.pick(load, now)
             if engine is None:
                 self._lacks_slot(load, now)
-                if not hopeless and not self._seats.any_room(load.base, now):
+                if not hopeless and not self._seats.any_room(load.base, None, now):
                     full.add(load.base)
+                elif not hopeless and not self._seats.any_room(load.base, load, now):
+                    full_for.add(place)
             elif not self._has_bytes(load, now):
                 self._lacks_arena(load, now)
             else:

@@ -10,6 +10,8 @@ from .state import NodeState
 
 # idle time below which two slots are equally fresh
 _INSTANT_S = 1e-3
+# a tenant with so many slots, and so many times as many as another, takes none of the other's
+_MANY, _FAR_MORE = 4, 2.0
 
 
 class Seats:
@@ -18,7 +20,7 @@ class Seats:
     Who leaves is the one whose idle time is longest for what bringing it back costs (so an adapter whose bytes are in
     the arena goes before one whose bytes are not). It is nobody who came within ``min_residency_s``, and, while there
     is another, no other tenant's that has no more than its share of the slots, or no more than the one who asks, and
-    used it within ``slot_share_s``.
+    used it within ``slot_share_s``. A tenant that has many times as many slots as such a tenant waits for its own.
     """
 
     def __init__(self, state: NodeState) -> None:
@@ -38,9 +40,9 @@ class Seats:
         ]
         return min(fitting, key=lambda engine: (engine.free_slots == 0, engine.outstanding, engine.name), default=None)
 
-    def any_room(self, base: str, now: float) -> bool:
-        """Whether any engine of ``base`` could take one more adapter."""
-        return any(self.room(engine, None, now) > 0 for engine in self._state.by_base[base])
+    def any_room(self, base: str, asker: Load | None, now: float) -> bool:
+        """Whether any engine of ``base`` could take one more adapter, of whatever rank."""
+        return any(self.room(engine, asker, now) > 0 for engine in self._state.by_base[base])
 
     def room(self, engine: Engine, asker: Load | None, now: float) -> int:
         """Slots to be had on ``engine`` by ``asker``, less those that loads still fetching their bytes count on."""
@@ -49,15 +51,14 @@ class Seats:
             for load in self._state.queue.flying()
             if load.stage is Stage.FETCHING
         )
-        key = asker.key if asker else None
-        return engine.free_slots + sum(slot.evictable(now, key) for slot in engine.slots.values()) - counted
+        return engine.free_slots + len(self._idle(engine, asker, now)) - counted
 
     def victim(self, engine: Engine, load: Load, now: float) -> Slot | None:
         """The idle slot that ``load`` takes: the one that was drained for it, else the one that is missed least."""
-        idle = [slot for slot in engine.slots.values() if slot.evictable(now, load.key)]
+        idle = self._idle(engine, load, now)
         if len(idle) < 2:
             return idle[0] if idle else None
-        spared = self._spared_tenants(engine, load.tenant, now)
+        spared, _ = self._protected(engine, load.tenant, now)
         return min(idle, key=lambda slot: (not slot.claimed_by, *self._worth(slot, spared, now), slot.used_at))
 
     # fairness by age
@@ -89,11 +90,14 @@ class Seats:
             return
         holders = [engine for engine in self._state.by_base[load.base] if self._may_hold(engine, load, now)]
         ripe = [
-            (slot.adapter.partition("@")[0] in spared, slot.leases, slot.used_at, engine.name, slot.adapter)
+            (_tenant(slot) in spared, slot.leases, slot.used_at, engine.name, slot.adapter)
             for engine in holders
-            for spared in (self._spared_tenants(engine, load.tenant, now),)
+            for spared, barred in (self._protected(engine, load.tenant, now),)
             for slot in engine.slots.values()
-            if slot.state is SlotState.SERVING and slot.leases and self._settled(slot, now)
+            if slot.state is SlotState.SERVING
+            and slot.leases
+            and self._settled(slot, now)
+            and _tenant(slot) not in barred
         ]
         if ripe:
             *_, name, adapter = min(ripe)
@@ -134,16 +138,38 @@ class Seats:
         cost_s = self._state.queue.times.cost(slot.size, resident=resident)
         return (
             not self._settled(slot, now),
-            slot.adapter.partition("@")[0] in spared,
+            _tenant(slot) in spared,
             cost_s / max(now - slot.used_at, _INSTANT_S),
         )
 
-    def _spared_tenants(self, engine: Engine, tenant: str, now: float) -> set[str]:
-        """Other tenants that use no more than their share of the engine's slots, or than ``tenant`` itself."""
+    def _idle(self, engine: Engine, asker: Load | None, now: float) -> list[Slot]:
+        """The slots that ``asker`` may take now."""
+        key = asker.key if asker else None
+        idle = [slot for slot in engine.slots.values() if slot.evictable(now, key)]
+        if asker is None or not idle:
+            return idle
+        _, barred = self._protected(engine, asker.tenant, now)
+        return [slot for slot in idle if _tenant(slot) not in barred] if barred else idle
+
+    def _protected(self, engine: Engine, tenant: str, now: float) -> tuple[set[str], set[str]]:
+        """The tenants from which ``tenant`` takes a slot only where there is no other, and those from which never.
+
+        The first use no more than their share of the engine's slots, or than ``tenant`` itself; the others, of them,
+        have far fewer than it.
+        """
         using = Counter(
-            slot.adapter.partition("@")[0]
+            _tenant(slot)
             for slot in engine.slots.values()
             if slot.leases or now - slot.used_at < self._settings.slot_share_s
         )
-        share = max(len(engine.slots) / len(using.keys() | {tenant}), using[tenant])
-        return {other for other, count in using.items() if other != tenant and count <= share}
+        own = using.pop(tenant, 0)
+        if not using:
+            return set(), set()
+        share = len(engine.slots) / (len(using) + 1)
+        spared = {other for other, count in using.items() if count <= max(share, own)}
+        barred = {other for other in spared if using[other] <= min(share, own / _FAR_MORE)} if own >= _MANY else set()
+        return spared, barred
+
+
+def _tenant(slot: Slot) -> str:
+    return slot.adapter.partition("@")[0]

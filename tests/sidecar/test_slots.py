@@ -323,3 +323,44 @@ def test_tenant_takes_no_slot_from_one_that_has_fewer_though_both_have_more_than
     removal = bench.calls["e1"]
     assert isinstance(removal, StartRemove)
     assert removal.adapter == name(20, "flood")
+
+
+def test_tenant_with_many_slots_waits_for_its_own_rather_than_take_another_tenants() -> None:
+    bench = Bench(slots=6, min_residency_s=0.0, slot_age_bound_s=3.0)
+    fill(bench, range(1), "light")
+    held = []
+    for number in range(10, 15):
+        held.append(bench.ask(number, tenant="flood"))
+        bench.fetched(number)
+        bench.installed(number, tenant="flood")
+    waiting = bench.ask(20, tenant="flood", wait_s=600.0)
+    assert not bench.fetches, "the light tenant's slot is idle, but used lately"
+    bench.wait(2.0)
+    assert name(0, "light") in bench.serving()
+    bench.release(held[0])
+    bench.fetched(20)
+    removal = bench.calls["e1"]
+    assert isinstance(removal, StartRemove)
+    assert removal.adapter == name(10, "flood")
+    assert waiting not in bench.answers
+
+
+def test_slots_that_nobody_uses_are_for_whoever_needs_them() -> None:
+    bench = Bench(slots=6, min_residency_s=0.0, slot_share_s=30.0)
+    fill(bench, range(1), "light")
+    for number in range(10, 15):
+        bench.ask(number, tenant="flood")
+        bench.fetched(number)
+        bench.installed(number, tenant="flood")
+    bench.ask(20, tenant="flood", wait_s=600.0)
+    bench.alive()
+    bench.wait(10.0)
+    bench.alive()
+    bench.wait(10.0)
+    assert not bench.fetches
+    bench.alive()
+    bench.wait(12.0)
+    bench.fetched(20)
+    removal = bench.calls["e1"]
+    assert isinstance(removal, StartRemove)
+    assert removal.adapter == name(0, "light")
