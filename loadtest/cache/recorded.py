@@ -105,4 +105,7 @@ async def _listen(
         for _ in range(int(part * publishes)):
             catalog.publish(chance.choice(policies))
     await asyncio.sleep(1.0)
+    for node in world.nodes:
+        for error in node.failures:
+            raise RuntimeError(f"the sidecar of {node.name} broke: what was heard says nothing") from error
     return listeners
