@@ -1,8 +1,9 @@
 """MinT's stress shape, simulated: 2048 policies at concurrency 230 on two nodes of 32 slots with small arenas.
 
-Clients honour Retry-After, so that everything completes. The baseline in the same run is what that system's release
-had in front of its engines: two replicas behind a hash of the policy, one load in flight and one queued on each. It
-runs on the same sidecar code, engine model and clients, so that the ratio is that of routing and admission alone.
+Clients honour Retry-After, so that everything completes. The baseline in the same run is what that system is published
+to have in front of its engines: two replicas behind a hash of the policy, one load in flight and one queued on each,
+and everybody else refused, to try again a second later. It runs on the same engine model, clients and sidecar code
+(whose own admission it never reaches), so that the ratio is that of routing and admission alone.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, cast
 
+from catalog.names import adapter_name
 from gateway.nodes import Node, NodeTable
 from gateway.placement import Demand, Placer
+from sidecar.machine import Machine
+from wire.node import Acquire, Refused
+from wire.outcomes import Outcome
 
 from .page import Chart, Line, write_page
 from .report import environment, percentile, write_report
@@ -33,7 +38,8 @@ PROMPT, TOKENS = 64, 16
 TENANTS = 8
 # the settings that a sidecar has by itself
 OURS = Shape(nodes=NODES, slots=SLOTS, arena=ARENA)
-STICKY = Shape(nodes=NODES, slots=SLOTS, arena=ARENA, settings={"loads_in_flight": 1, "loads_queued": 1})
+STICKY = Shape(nodes=NODES, slots=SLOTS, arena=ARENA, settings={"loads_in_flight": 1})
+_MOST_LOADS, _PAUSE_S = 2, 1.0
 # until leases that were lost on the way would have ended, and books been compared
 _SETTLE_S = 40.0
 
@@ -50,7 +56,22 @@ class StickyPlacer:
         return nodes[int.from_bytes(word, "little") % len(nodes)]
 
 
-class Outcome:
+def one_and_one(machine: Machine, ask: Acquire) -> Refused | None:
+    """The baseline's admission: past one load in flight and one queued, no other is waited for."""
+    state = machine.state
+    adapter = adapter_name(ask.tenant, ask.digest)
+    serving = any(engine.serving(adapter) for engine in state.engines.values())
+    if not ask.digest or serving or state.queue.get((ask.base, adapter)) is not None:
+        return None
+    if sum(1 for _ in state.queue) < _MOST_LOADS:
+        return None
+    return Refused(
+        lease=ask.lease, outcome=Outcome.COLD_LOAD_BOUND, message="a load is in flight and one waits",
+        retry_after_s=_PAUSE_S,
+    )  # fmt: skip
+
+
+class Stressed:
     """One run: its results, what was left over, and the course of it."""
 
     def __init__(self, results: list[Result], leaks: list[str], recorder: Recorder) -> None:
@@ -82,8 +103,8 @@ def run(
     pairs = []
     for one in seeds:
         say(f"seed {one}")
-        ours = simulate(lambda: stress(constants, OURS, one, Placer))  # noqa: B023
-        sticky = simulate(lambda: stress(constants, STICKY, one, sticky_placer))  # noqa: B023
+        ours = simulate(lambda: stress(constants, OURS, one))  # noqa: B023
+        sticky = simulate(lambda: stress(constants, STICKY, one, sticky=True))  # noqa: B023
         pairs.append((ours, sticky))
     summary = _summary(pairs)
     samples = {
@@ -103,26 +124,35 @@ def sticky_placer(table: NodeTable) -> Placer:
 
 
 async def stress(
-    constants: EngineConstants, shape: Shape, seed: int, make_placer: Callable[[NodeTable], Placer],
-    *, policies: int = POLICIES, concurrency: int = CONCURRENCY,
-) -> Outcome:  # fmt: skip
-    """Every policy once, in random order, ``concurrency`` at any time."""
-    world = World(shape, constants, seed=seed, make_placer=make_placer)
+    constants: EngineConstants, shape: Shape, seed: int, *, sticky: bool = False, policies: int = POLICIES,
+    concurrency: int = CONCURRENCY,
+) -> Stressed:  # fmt: skip
+    """Every policy once, in random order, ``concurrency`` at any time, on nodes whose slots are full already."""
+    world = World(
+        shape, constants, seed=seed, make_placer=sticky_placer if sticky else Placer,
+        refuse=one_and_one if sticky else None,
+    )  # fmt: skip
     names = [
         f"tenant-{number % TENANTS}/{name.partition('/')[2]}" for number, name in enumerate(policy_names(policies))
     ]
-    for name in names:
+    former = policy_names(2 * shape.nodes * shape.slots, "former")
+    for name in [*names, *former]:
         cast(MemoryCatalog, world.catalog).publish(name)
     random.Random(seed).shuffle(names)
     await world.start()
+    await Client(world).run_closed(_asks(former), shape.slots)
     recorder = Recorder(world)
-    results = await Client(world).run_closed([Ask(0.0, name, TOKENS, PROMPT) for name in names], concurrency)
+    results = await Client(world).run_closed(_asks(names), concurrency)
     recorder.stop()
     await asyncio.sleep(_SETTLE_S)
-    return Outcome(results, world.leaks(), recorder)
+    return Stressed(results, world.leaks(), recorder)
 
 
-def _summary(pairs: list[tuple[Outcome, Outcome]]) -> dict[str, Any]:
+def _asks(names: list[str]) -> list[Ask]:
+    return [Ask(0.0, name, TOKENS, PROMPT) for name in names]
+
+
+def _summary(pairs: list[tuple[Stressed, Stressed]]) -> dict[str, Any]:
     promises = [factor for ours, _ in pairs for factor in ours.promises()]
     found: dict[str, Any] = {
         "errors": sum(ours.errors for ours, _ in pairs),
@@ -140,7 +170,7 @@ def _summary(pairs: list[tuple[Outcome, Outcome]]) -> dict[str, Any]:
     return found
 
 
-def _draw(file: Path, ours: Outcome, sticky: Outcome, summary: dict[str, Any], stand_in: dict[str, Any]) -> None:
+def _draw(file: Path, ours: Stressed, sticky: Stressed, summary: dict[str, Any], stand_in: dict[str, Any]) -> None:
     latency = Chart(
         "Time to the whole answer", "share of requests", "seconds",
         [Line.distribution("placement and admission", [one.total_s for one in ours.results]),

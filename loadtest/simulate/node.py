@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 from backends.interface import EngineBackend, EngineSettings
 from gateway.settings import NodeAddress
 from sidecar.arena import Arena
 from sidecar.audit import audit
 from sidecar.fetch import Fetcher
+from sidecar.machine import Machine
 from sidecar.service import Sidecar, Storage
 from sidecar.settings import SidecarSettings
+from wire.node import Acquire, AskOfNode, Refused
 
 from .backend import EngineProcess, ModelBackend
 from .catalog import BASE, FINGERPRINT
@@ -20,6 +23,8 @@ from .network import Network
 from .storage import ArtifactStore, MemoryArena, MemoryFetcher
 
 ENGINE_PORT = 8000
+
+Refuse = Callable[[Machine, Acquire], Refused | None]
 
 
 def node_settings(
@@ -52,7 +57,9 @@ class NodeProcesses:
         constants: EngineConstants,
         *,
         stock: bool = False,
+        refuse: Refuse | None = None,
     ) -> None:
+        """``refuse`` may answer an acquire in the sidecar's place: another system's admission."""
         self.name = settings.node
         self.settings = settings
         self.engines = {engine.name: EngineProcess(engine, constants, stock=stock) for engine in settings.engines}
@@ -62,6 +69,7 @@ class NodeProcesses:
         self.fetches = 0
         self.failures: list[BaseException] = []
         self._network = network
+        self._refuse = refuse
         self._store = store
         self._serving: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -77,7 +85,10 @@ class NodeProcesses:
             raise RuntimeError(f"the sidecar of {self.name} runs already")
         self._stop = asyncio.Event()
         backends: dict[str, EngineBackend] = {name: ModelBackend(engine) for name, engine in self.engines.items()}
-        self.sidecar = Sidecar(self.settings, backends, sockets=self._network.sockets(self.name), storage=self._storage)
+        sockets = self._network.sockets(self.name)
+        if self._refuse is not None:
+            sockets = sockets._replace(responder=self._refusing(sockets.responder, self._refuse))
+        self.sidecar = Sidecar(self.settings, backends, sockets=sockets, storage=self._storage)
         self._serving = asyncio.get_running_loop().create_task(self._serve(self.sidecar))
 
     def kill_sidecar(self) -> None:
@@ -104,6 +115,20 @@ class NodeProcesses:
     @property
     def arena(self) -> MemoryArena | None:
         return self._arena
+
+    def _refusing(self, make: Callable[..., Any], refuse: Refuse) -> Callable[..., Any]:
+        def responder(endpoint: str, asks: Any, answers: Any, handler: Callable[..., None], **options: Any) -> Any:
+            def handle(ask: AskOfNode, reply: Any) -> None:
+                machine = self.sidecar.machine if self.sidecar is not None else None
+                refused = refuse(machine, ask) if machine is not None and isinstance(ask, Acquire) else None
+                if refused is None:
+                    handler(ask, reply)
+                else:
+                    reply(refused)
+
+            return make(endpoint, asks, answers, handle, **options)
+
+        return responder
 
     async def _serve(self, sidecar: Sidecar) -> None:
         try:

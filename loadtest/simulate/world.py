@@ -20,7 +20,7 @@ from .constants import EngineConstants
 from .engine import BASE_CONTENT
 from .gateway import Answer, GatewayProcess, MakePlacer
 from .network import Network
-from .node import NodeProcesses, node_settings
+from .node import NodeProcesses, Refuse, node_settings
 from .storage import ArtifactStore
 
 # until every feed was heard and every engine looked at
@@ -56,6 +56,7 @@ class World:
         base: tuple[str, str] = (BASE, FINGERPRINT),
         largest: int = 0,
         make_placer: MakePlacer = Placer,
+        refuse: Refuse | None = None,
     ) -> None:
         self.shape = shape
         self.constants = constants
@@ -75,6 +76,7 @@ class World:
                 self.store,
                 constants,
                 stock=shape.stock,
+                refuse=refuse,
             )
             for name in names
         ]

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from catalog.view import CatalogView
-from gateway.placement import Placer
 from loadtest import chaos, fairness, two_nodes, wave
 from loadtest.catalog.filled import fill
 from loadtest.simulate.clock import simulate
@@ -19,13 +18,13 @@ from loadtest.simulate.world import Shape
 from tests.loadtest.simulate.support import quick
 
 
-def _stress(shape: Shape, make_placer: Any) -> two_nodes.Outcome:
-    return simulate(lambda: two_nodes.stress(quick(), shape, 1, make_placer, policies=192, concurrency=90))
+def _stress(shape: Shape, *, sticky: bool = False) -> two_nodes.Stressed:
+    return simulate(lambda: two_nodes.stress(quick(), shape, 1, sticky=sticky, policies=192, concurrency=90))
 
 
 def test_two_nodes_serve_everything_sooner_than_a_sticky_hash() -> None:
-    ours = _stress(two_nodes.OURS, Placer)
-    sticky = _stress(two_nodes.STICKY, two_nodes.sticky_placer)
+    ours = _stress(two_nodes.OURS)
+    sticky = _stress(two_nodes.STICKY, sticky=True)
     assert (ours.errors, len(ours.results), ours.leaks) == (0, 192, [])
     assert (sticky.errors, sticky.leaks) == (0, [])
     assert ours.p95_s < sticky.p95_s
@@ -33,9 +32,9 @@ def test_two_nodes_serve_everything_sooner_than_a_sticky_hash() -> None:
 
 
 def test_a_sticky_hash_knows_no_second_node() -> None:
-    sticky = _stress(two_nodes.STICKY, two_nodes.sticky_placer)
+    sticky = _stress(two_nodes.STICKY, sticky=True)
     by_policy = {one.asked.model: one.node for one in sticky.results}
-    again = _stress(msgspec.structs.replace(two_nodes.STICKY, arena=32), two_nodes.sticky_placer)
+    again = _stress(msgspec.structs.replace(two_nodes.STICKY, arena=32), sticky=True)
     assert {one.asked.model: one.node for one in again.results} == by_policy
     assert len(set(by_policy.values())) == 2
 
@@ -120,7 +119,9 @@ _NAMES = {
 def _make_small(scenario: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if scenario is two_nodes:
         whole = two_nodes.stress
-        monkeypatch.setattr(two_nodes, "stress", lambda *arguments: whole(*arguments, policies=48, concurrency=20))
+        monkeypatch.setattr(
+            two_nodes, "stress", lambda *arguments, **named: whole(*arguments, **named, policies=48, concurrency=20)
+        )
     elif scenario is fairness:
         beside = fairness.beside
         monkeypatch.setattr(fairness, "beside", lambda *arguments: beside(*arguments[:-1], 2.0))
