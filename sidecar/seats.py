@@ -18,9 +18,9 @@ class Seats:
     """The slots of a node's engines, as loads compete for them.
 
     Who leaves is the one whose idle time is longest for what bringing it back costs (so an adapter whose bytes are in
-    the arena goes before one whose bytes are not). It is nobody who came within ``min_residency_s``, and, while there
-    is another, no other tenant's that has no more than its share of the slots, or no more than the one who asks, and
-    used it within ``slot_share_s``. A tenant that has many times as many slots as such a tenant waits for its own.
+    the arena goes before one whose bytes are not). While there is another, it is no other tenant's that has no more
+    than its share of the slots, or no more than the one who asks, and used it within ``slot_share_s``; and nobody who
+    came within ``min_residency_s``. A tenant that has many times as many slots as such a tenant waits for its own.
     """
 
     def __init__(self, state: NodeState) -> None:
@@ -137,8 +137,8 @@ class Seats:
         resident = self._state.cache.resident(slot.digest)
         cost_s = self._state.queue.times.cost(slot.size, resident=resident)
         return (
-            not self._settled(slot, now),
             _tenant(slot) in spared,
+            not self._settled(slot, now),
             cost_s / max(now - slot.used_at, _INSTANT_S),
         )
 
@@ -149,7 +149,7 @@ class Seats:
         if asker is None or not idle:
             return idle
         _, barred = self._protected(engine, asker.tenant, now)
-        return [slot for slot in idle if _tenant(slot) not in barred] if barred else idle
+        return [slot for slot in idle if slot.claimed_by or _tenant(slot) not in barred] if barred else idle
 
     def _protected(self, engine: Engine, tenant: str, now: float) -> tuple[set[str], set[str]]:
         """The tenants from which ``tenant`` takes a slot only where there is no other, and those from which never.
