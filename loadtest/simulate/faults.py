@@ -14,6 +14,7 @@ from wire.outcomes import RoostError
 from .gateway import GatewayProcess
 from .node import NodeProcesses
 from .registrar import RegistrarProcess
+from .sockets import sockets
 from .storage import Faults
 from .world import World
 
@@ -142,7 +143,7 @@ class Wrecker:
         await self._until_back(node, "it was cordoned")
 
     async def _set_cordon(self, node: NodeProcesses, *, on: bool) -> bool:
-        requester = self._world.network.sockets("operator").requester(node.settings.endpoint, Any, Any, peer=node.name)
+        requester = sockets(self._world.network, "operator").requester(node.settings.endpoint, Any, Any, peer=node.name)
         try:
             await requester.request(Cordon(on=on), timeout_s=5.0)
         except RoostError:

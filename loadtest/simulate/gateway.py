@@ -24,6 +24,7 @@ from gateway.settings import NodeAddress
 
 from .backend import EngineProcess
 from .network import Network
+from .sockets import sockets
 from .upstream import ModelUpstream
 
 _LAST_WORDS_S = 0.1
@@ -128,7 +129,7 @@ class GatewayProcess:
         self.nodes = NodeTable((address.name for address in self._addresses), clock=self._loop.time)
         self._fleet = Fleet(
             self._addresses, self.nodes, gateway=self.name, instance=instance, curve=None,
-            sockets=self._network.sockets(self.name),
+            sockets=sockets(self._network, self.name),
         )  # fmt: skip
         self.leases = LeaseDesk(self._fleet.requesters, gateway=self.name, instance=instance)
         self._fleet.tell_holding(self.leases.holding)

@@ -20,6 +20,7 @@ from .backend import EngineProcess, ModelBackend
 from .catalog import BASE, FINGERPRINT
 from .constants import EngineConstants
 from .network import Network
+from .sockets import sockets
 from .storage import ArtifactStore, MemoryArena, MemoryFetcher
 
 ENGINE_PORT = 8000
@@ -85,10 +86,10 @@ class NodeProcesses:
             raise RuntimeError(f"the sidecar of {self.name} runs already")
         self._stop = asyncio.Event()
         backends: dict[str, EngineBackend] = {name: ModelBackend(engine) for name, engine in self.engines.items()}
-        sockets = self._network.sockets(self.name)
+        made = sockets(self._network, self.name)
         if self._refuse is not None:
-            sockets = sockets._replace(responder=self._refusing(sockets.responder, self._refuse))
-        self.sidecar = Sidecar(self.settings, backends, sockets=sockets, storage=self._storage)
+            made = made._replace(responder=self._refusing(made.responder, self._refuse))
+        self.sidecar = Sidecar(self.settings, backends, sockets=made, storage=self._storage)
         self._serving = asyncio.get_running_loop().create_task(self._serve(self.sidecar))
 
     def kill_sidecar(self) -> None:

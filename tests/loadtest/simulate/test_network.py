@@ -10,6 +10,7 @@ import pytest
 
 from loadtest.simulate.clock import simulate
 from loadtest.simulate.network import Network
+from loadtest.simulate.sockets import sockets
 from wire.endpoints import HEARTBEAT_TIMEOUT_S
 from wire.outcomes import DeadlinePassed, NoHealthyNode
 
@@ -24,10 +25,10 @@ class Sides:
         self.heard: list[int] = []
         self._answers = answers
         self.responder = self.serve()
-        self.requester = self.network.sockets("g").requester(ASKS, None, None, peer="node n", patience_s=1.0)
+        self.requester = sockets(self.network, "g").requester(ASKS, None, None, peer="node n", patience_s=1.0)
 
     def serve(self) -> Any:
-        return self.network.sockets("n").responder(ASKS, None, None, self._handle)
+        return sockets(self.network, "n").responder(ASKS, None, None, self._handle)
 
     def _handle(self, ask: int, reply: Any) -> None:
         self.heard.append(ask)
@@ -121,7 +122,7 @@ def test_a_long_cut_breaks_the_connection_and_loses_what_was_under_way() -> None
 class Follower:
     def __init__(self, network: Network) -> None:
         self.seen: list[Any] = []
-        self.subscriber = network.sockets("g").subscriber(
+        self.subscriber = sockets(network, "g").subscriber(
             FEED,
             None,
             on_message=lambda number, message: self.seen.append((number, message)),
@@ -134,7 +135,7 @@ class Follower:
 def test_a_feed_is_numbered_and_says_what_was_missed() -> None:
     async def scene() -> None:
         network = Network()
-        publisher = network.sockets("n").publisher(FEED, None, epoch=7)
+        publisher = sockets(network, "n").publisher(FEED, None, epoch=7)
         publisher.publish("before anybody listened")
         follower = Follower(network)
         await asyncio.sleep(1.0)
@@ -156,11 +157,11 @@ def test_a_feed_is_numbered_and_says_what_was_missed() -> None:
 def test_a_publisher_that_restarted_is_another_epoch() -> None:
     async def scene() -> None:
         network = Network()
-        first = network.sockets("n").publisher(FEED, None, epoch=1)
+        first = sockets(network, "n").publisher(FEED, None, epoch=1)
         follower = Follower(network)
         await asyncio.sleep(1.0)
         first.close()
-        second = network.sockets("n").publisher(FEED, None, epoch=2)
+        second = sockets(network, "n").publisher(FEED, None, epoch=2)
         await asyncio.sleep(1.0)
         second.publish("hello")
         await asyncio.sleep(1.0)
