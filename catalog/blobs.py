@@ -152,6 +152,22 @@ class BlobStore:
         if found != digest:
             raise ArtifactUnavailable(f"artifact {digest} is corrupt: its bytes have digest {found}", field="digest")
 
+    def stored(self) -> list[Stored]:
+        """Every blob, the one that was modified longest ago first. Raises ArtifactUnavailable."""
+        found: list[tuple[int, Stored]] = []
+        with _storage("list the store"):
+            for folder in list(os.scandir(self._blobs)):
+                for entry in os.scandir(folder.path):
+                    if is_digest(entry.name) and entry.is_file(follow_symlinks=False):
+                        known = entry.stat()
+                        found.append((known.st_mtime_ns, Stored(entry.name, known.st_size)))
+        return [blob for _, blob in sorted(found, key=lambda pair: pair[0])]
+
+    def remove(self, digest: str) -> None:
+        """For a store that is this process's alone; others sweep. Raises InvalidRequest, ArtifactUnavailable."""
+        with _storage(f"remove artifact {digest}"):
+            self.path(digest).unlink(missing_ok=True)
+
     def sweep(self, orphans: Orphans, older_than_s: float) -> Swept:
         """Remove blobs that are ``orphans`` and partial files that nobody writes, past an age in seconds.
 

@@ -20,7 +20,9 @@ _MAX_WAITING = 64
 
 
 class AccessRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is kept of a request; no content, no key. Times in milliseconds, ``at`` in seconds since 1970."""
+    """What is kept of a request; no content, no key. Times in milliseconds, ``at`` in seconds since 1970; ``tokens``
+    where its tenant has a quota of them.
+    """
 
     at: float
     request_id: str
@@ -36,6 +38,7 @@ class AccessRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     total_ms: float = 0.0
     bytes_out: int = 0
     attempts: int = 0
+    tokens: int = 0
     error: str = ""
 
 

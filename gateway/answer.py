@@ -8,6 +8,7 @@ from wire.outcomes import EngineFailed, Outcome
 
 from .echo import ModelEcho
 from .http import error_body
+from .usage import UsageMeter
 
 _EVENT = b"data: "
 _ERROR_EVENT = b'data: {"error"'
@@ -37,16 +38,18 @@ class RequestRefused(Exception):
 
 
 class AnswerFilter:
-    """The transform of one answer: the concrete model's name in, errors inside of an event stream noticed.
+    """The transform of one answer: its tokens counted where there is a ``meter``, the concrete model's name in, errors
+    inside of an event stream noticed.
 
     vLLM has answered 200 before the first token; what fails after that comes as an event. Before anything was passed on
     such an event raises (RequestRefused where the request is at fault, else EngineFailed), so that it ends as any
     other failure does; later it is passed on and remembered in ``engine_error``.
     """
 
-    __slots__ = ("_adapter", "_begun", "_echo", "_mid_event", "_shown", "engine_error")
+    __slots__ = ("_adapter", "_begun", "_echo", "_meter", "_mid_event", "_shown", "engine_error")
 
-    def __init__(self, adapter: str, shown: str) -> None:
+    def __init__(self, adapter: str, shown: str, meter: UsageMeter | None = None) -> None:
+        self._meter = meter
         self._adapter = adapter.encode()
         self._shown = shown.encode()
         self._echo = ModelEcho(adapter, shown) if adapter != shown else None
@@ -56,6 +59,8 @@ class AnswerFilter:
 
     def __call__(self, piece: bytes, last: bool) -> bytes:
         """What is sent in ``piece``'s place; ``last`` marks the end of the body."""
+        if self._meter is not None:
+            piece = self._meter.feed(piece, last)
         if _ERROR_EVENT in piece:
             if not self._begun and piece.startswith(_ERROR_EVENT):
                 raise self._error_of(piece)

@@ -23,9 +23,12 @@ from .fleet import Fleet
 from .holdings import InUseReports
 from .http import HttpLimits, Server, UpstreamPool, connections_within, serve
 from .leases import LeaseDesk
+from .membership import Membership
 from .metrics import GatewayCollector, Metrics
 from .nodes import NodeTable
-from .placement import Placer
+from .placement import Placer, Tuning
+from .popularity import Popularity
+from .quotas import Quotas
 from .settings import GatewaySettings
 from .workers import Workers
 
@@ -48,7 +51,11 @@ class Gateway:
         check_exposure(settings.host, anonymous=settings.anonymous)
         loop = asyncio.get_running_loop()
         self.settings = settings
-        self.nodes = NodeTable(address.name for address in settings.nodes)
+        popularity = Popularity(
+            loop.time, replica_leases=settings.replica_leases, cooldown_s=settings.replica_cooldown_s
+        )
+        self.nodes = NodeTable(popularity=popularity)
+        self.quotas = Quotas(settings.quotas, settings.default_quota, gateways=settings.gateways, clock=loop.time)
         self.metrics = Metrics(tuple(ROUTES.values()))
         self._catalog = catalog
         self._registrar = RegistrarClient(settings.registrar_endpoint, curve=settings.curve)
@@ -61,12 +68,14 @@ class Gateway:
             curve=settings.curve,
         )
         self._leases = LeaseDesk(self._fleet.requesters, gateway=settings.name, instance=instance)
+        self._fleet.tell_holding(self._leases.holding)
+        self._members = Membership(settings, self._fleet)
         self._upstream = UpstreamPool()
         self._access_log = AccessLog(write_to(sys.stdout.fileno()), loop) if settings.access_log else None
         self._server: Server | None = None
         self._scans, self._lookups = Workers(_SCANS, "scan"), Workers(_LOOKUPS, "lookup")
         reports = InUseReports(self._registrar, self.nodes, self._scans, gateway=settings.name)
-        self._reporting = loop.create_task(reports.run())
+        self._tasks = (loop.create_task(reports.run()), loop.create_task(self._members.run()))
 
     @classmethod
     async def start(cls, settings: GatewaySettings, *, catalog: CatalogSource | None = None) -> Self:
@@ -90,7 +99,8 @@ class Gateway:
         """Take no more connections, let requests end for up to ``drain_s`` seconds, then close everything."""
         if self._server is not None:
             await self._server.close(drain_s)
-        self._reporting.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._leases.close()
         self._upstream.close()
         self._fleet.close()
@@ -107,13 +117,22 @@ class Gateway:
         data = DataPlane(
             catalog=self._catalog,
             authenticator=authenticator,
-            placer=Placer(self.nodes.all),
+            placer=Placer(
+                self.nodes,
+                Tuning(
+                    placed_excess=settings.placed_excess,
+                    spill_excess=settings.spill_excess,
+                    quiet_leases=settings.replica_leases,
+                ),
+            ),
             leases=self._leases,
             upstream=self._upstream,
             metrics=self.metrics,
             access_log=self._access_log,
             timeouts=Timeouts(settings.request_timeout_s, settings.acquire_timeout_s),
             bounds=GenerationBounds(settings.max_choices, settings.max_generated_tokens, settings.max_logprobs),
+            quotas=self.quotas,
+            prefix_bytes=settings.prefix_bytes,
         )
         control = make_control(
             Services(
@@ -122,6 +141,8 @@ class Gateway:
                 registrar=self._registrar,
                 store=open_store(Path(settings.store_dir), settings.store),
                 nodes=self.nodes,
+                fleet=self._fleet,
+                members=self._members,
                 authenticator=authenticator,
                 collector=GatewayCollector(self.metrics, self.nodes, self._dropped),
                 max_artifact_bytes=settings.max_artifact_bytes,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
+import zlib
 
 import msgspec
 
@@ -17,7 +19,7 @@ from wire.outcomes import ClientGone, DeadlinePassed, EngineFailed, InvalidReque
 
 from .accesslog import AccessLog
 from .answer import AnswerFilter, RequestRefused, error_code, is_clients_fault, rename
-from .auth import Authenticator, Caller
+from .auth import ALL_TENANTS, Authenticator, Caller
 from .body import Body, parse_body
 from .bounds import GenerationBounds
 from .catalog_source import CatalogSource
@@ -26,9 +28,11 @@ from .leases import Lease, LeaseDesk, TryElsewhere
 from .metrics import Metrics
 from .nodes import Node
 from .placement import Placer
+from .quotas import Quotas
 from .resolve import Target, resolve
 from .stickiness import selector
 from .trace import Trace, request_id
+from .usage import UsageMeter, ask_for_usage
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +41,8 @@ DATA_ROUTES = frozenset(("POST", path) for path in ROUTES)
 
 _MAX_ERROR_BYTES = 1 << 20
 _JSON = (b"content-type", b"application/json")
+# a plain number: neither an exponent nor what Python takes for one besides
+_SECONDS_RE = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 _OUTCOME_OK = (b"x-roost-outcome", Outcome.OK.value.encode())
 
 Header = tuple[bytes, bytes]
@@ -50,11 +56,16 @@ class Timeouts(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A request that was understood: what it asks for, where, and until when (the loop's time)."""
+    """A request that was understood: what it asks for, where, and until when (the loop's time).
+
+    ``metered``: its tokens are counted; ``hides_usage``: the client does not get to see the event that tells them.
+    """
 
     body: Body
     target: Target
     deadline: float
+    metered: bool = False
+    hides_usage: bool = False
 
 
 class DataPlane:
@@ -72,6 +83,8 @@ class DataPlane:
         access_log: AccessLog | None,
         timeouts: Timeouts,
         bounds: GenerationBounds,
+        quotas: Quotas | None = None,
+        prefix_bytes: int = 0,
     ) -> None:
         self._catalog = catalog
         self._authenticator = authenticator
@@ -82,6 +95,9 @@ class DataPlane:
         self._access_log = access_log
         self._timeouts = timeouts
         self._bounds = bounds
+        self._quotas = quotas or None
+        self._prefix_bytes = prefix_bytes
+        self._turn = 0
         self._loop = asyncio.get_running_loop()
 
     async def handle(self, exchange: Exchange) -> None:
@@ -123,11 +139,20 @@ class DataPlane:
         self._bounds.check(body.fields)
         target = resolve(view, caller, body.model, selector=selector(headers, body.fields, trace.request_id))
         trace.model = target.shown
-        return Job(body, target, exchange.received_at + seconds)
+        job = Job(body, target, exchange.received_at + seconds)
+        return job if self._quotas is None else self._admitted(self._quotas, caller, job, trace)
+
+    def _admitted(self, quotas: Quotas, caller: Caller, job: Job, trace: Trace) -> Job:
+        """Count the request against its tenant's quota. Raises QuotaExceeded."""
+        trace.admission = quotas.admit(caller.tenant, everywhere=caller.tenant == ALL_TENANTS)
+        if trace.admission is None or not trace.admission.metered:
+            return job
+        hides = job.body.stream and ask_for_usage(job.body.fields)
+        return msgspec.structs.replace(job, metered=True, hides_usage=hides)
 
     async def _serve(self, exchange: Exchange, trace: Trace, job: Job) -> None:
         """Place and try; once more, elsewhere where there is an elsewhere, as long as no byte went to the client."""
-        node = self._placer.place(job.target.demand)
+        node = self._placer.place(job.target.demand, spread=self._spread(job))
         try:
             await self._attempt(exchange, trace, job, node)
             return
@@ -141,6 +166,15 @@ class DataPlane:
             await self._attempt(exchange, trace, job, other)
         except TryElsewhere as missed:
             raise missed.error from None
+
+    def _spread(self, job: Job) -> int:
+        """Which of several copies: by turns, or one for all prompts that begin alike, which its cache may have."""
+        if self._prefix_bytes:
+            fields = job.body.fields
+            prompt = fields.get("messages") or fields.get("prompt") or b""
+            return zlib.crc32(bytes(prompt)[: self._prefix_bytes])
+        self._turn += 1
+        return self._turn
 
     def _second_choice(self, job: Job, node: Node, missed: TryElsewhere) -> Node:
         """Another node, or the same one where something broke that may be mended by now."""
@@ -205,7 +239,9 @@ class DataPlane:
         try:
             if response.status != 200:
                 await self._engine_refusal(response, lease, target)
-            answer = AnswerFilter(lease.adapter, target.shown)
+            if job.metered:
+                trace.meter = UsageMeter(stream=job.body.stream, hides=job.hides_usage)
+            answer = AnswerFilter(lease.adapter, target.shown, trace.meter)
             return await self._relay(exchange, trace, response, headers, answer)
         except RequestRefused as refused:
             trace.status = refused.status
@@ -263,6 +299,7 @@ class DataPlane:
         now = self._loop.time()
         metrics = self._metrics
         metrics.in_flight -= 1
+        trace.settle()
         route = metrics.routes[trace.route]
         route.outcomes[trace.outcome] += 1
         route.latency.observe(now - trace.received_at)
@@ -299,10 +336,7 @@ def parse_timeout(value: bytes | None, longest_s: float) -> float:
     """
     if value is None:
         return longest_s
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
+    seconds = float(value) if _SECONDS_RE.fullmatch(value.strip()) else 0.0
     if not seconds > 0:
         raise InvalidRequest("X-Request-Timeout must be a positive number of seconds", field="x-request-timeout")
     return min(seconds, longest_s)

@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from wire.curve import CurveKeys
-from wire.node import AnswerOfNode, AskOfNode, AskState, GatewayAlive, NodeReport, ReportOfNode
-from wire.outcomes import RoostError
-from wire.sockets import FeedSubscriber, Requester
+from wire.node import (
+    AnswerOfNode,
+    AskOfNode,
+    AskState,
+    Cordon,
+    GatewayAlive,
+    Holding,
+    NodeReport,
+    ReportOfNode,
+)
+from wire.outcomes import InvalidRequest, NoHealthyNode, NotFound, RoostError
+from wire.sockets import ZEROMQ, FeedSubscriber, Requester, Sockets
 
 from .nodes import Node, NodeTable
 from .settings import NodeAddress
@@ -26,20 +35,35 @@ _STATE_RETRY_S = 0.5
 _STALE_RETRY_S = 0.01
 _ALIVE_EVERY_S = 3.0
 _ALIVE_RETRY_S = 0.25
+# what is held is told in each so many signs of life
+_HOLDING_ROUNDS = 10
 
 
 class NodeLink:
-    """One node's sockets. Keeps its ``Node`` current: full state at the start, after a gap and after a silence."""
+    """One node's sockets. Keeps its ``Node`` current: full state at the start, after a gap and after a silence.
 
-    def __init__(self, address: NodeAddress, node: Node, curve: CurveKeys | None) -> None:
+    ``on_news`` is called when the node is heard again, or is another life of it.
+    """
+
+    def __init__(
+        self,
+        address: NodeAddress,
+        node: Node,
+        curve: CurveKeys | None,
+        sockets: Sockets,
+        *,
+        on_news: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.address = address
         self._node = node
+        self._on_news = on_news
         self._loop = asyncio.get_running_loop()
         self._refresh: asyncio.Task[None] | None = None
         self._refresh_again = False
         self._grace: asyncio.TimerHandle | None = None
         # (epoch, number) of the full state that was taken last
         self._taken = (0, 0)
-        self.requester: Requester[AskOfNode, AnswerOfNode] = Requester(
+        self.requester: Requester[AskOfNode, AnswerOfNode] = sockets.requester(
             address.endpoint,
             AskOfNode,
             AnswerOfNode,
@@ -48,13 +72,13 @@ class NodeLink:
             server_public=address.public,
             patience_s=GRACE_S,
         )
-        self._feed: FeedSubscriber[ReportOfNode] = FeedSubscriber(
+        self._feed: FeedSubscriber[ReportOfNode] = sockets.subscriber(
             address.feed_endpoint,
             ReportOfNode,
             on_message=self._on_report,
             on_gap=lambda expected, got: self.ask_state(),
             on_silence=self._on_silence,
-            on_return=self.ask_state,
+            on_return=self._on_return,
             silence_s=SILENCE_S,
             curve=curve,
             server_public=address.public,
@@ -78,6 +102,27 @@ class NodeLink:
         self._feed.close()
         self.requester.close()
 
+    def leave(self) -> None:
+        """Follow the node no longer; what is under way there can still be given back."""
+        for pending in (self._refresh, self._grace):
+            if pending is not None:
+                pending.cancel()
+        self._feed.close()
+
+    @property
+    def unused(self) -> bool:
+        """Whether this gateway has nothing there."""
+        return self._node.leased == 0 and self.requester.in_flight == 0
+
+    def take(self, report: NodeReport) -> None:
+        """A full state that was asked for otherwise, unless the feed has told of later changes already."""
+        if (report.epoch, report.number) >= self._feed.position:
+            self._take_state(report)
+
+    def _on_return(self) -> None:
+        self._on_news()
+        self.ask_state()
+
     def _on_report(self, number: int, report: ReportOfNode) -> None:
         if isinstance(report, NodeReport):
             self._take_state(report)
@@ -93,6 +138,8 @@ class NodeLink:
 
     def _take_state(self, report: NodeReport) -> None:
         self._end_grace()
+        if report.epoch != self._taken[0]:
+            self._on_news()
         self._taken = (report.epoch, report.number)
         self._node.replace(report)
 
@@ -124,7 +171,10 @@ class NodeLink:
 
 
 class Fleet:
-    """All nodes of the settings, and this gateway's signs of life to them."""
+    """The nodes that this gateway sends requests to, and its signs of life to them.
+
+    ``table`` gets the nodes of ``addresses`` that it lacks. ``update`` changes who they are.
+    """
 
     def __init__(
         self,
@@ -134,31 +184,138 @@ class Fleet:
         gateway: str,
         instance: str,
         curve: CurveKeys | None,
+        sockets: Sockets = ZEROMQ,
     ) -> None:
-        self._links = {address.name: NodeLink(address, table[address.name], curve) for address in addresses}
+        self.requesters: dict[str, Requester[AskOfNode, AnswerOfNode]] = {}
+        """Where to ask each node, by its name; also those that have left and are still in use."""
+        self._table = table
+        self._curve = curve
+        self._sockets = sockets
+        self._links: dict[str, NodeLink] = {}
+        self._leaving: dict[str, NodeLink] = {}
+        self._holding: Callable[[str], Holding] | None = None
+        # nodes that are to be told what is held of them
+        self._untold: set[str] = set()
         self._alive = GatewayAlive(gateway=gateway, instance=instance)
         self._loop = asyncio.get_running_loop()
+        self._rounds = 0
+        try:
+            for address in addresses:
+                self._join(address)
+        except RoostError:
+            self._close_links()
+            raise
         self._timer = self._loop.call_soon(self._tell_alive)
 
+    def tell_holding(self, holding: Callable[[str], Holding]) -> None:
+        """Have nodes told what ``holding`` says of them: after a break or a restart, and now and then."""
+        self._holding = holding
+        self._untold.update(self._links)
+
     @property
-    def requesters(self) -> Mapping[str, Requester[AskOfNode, AnswerOfNode]]:
-        """Where to ask each node, by its name."""
-        return {name: link.requester for name, link in self._links.items()}
+    def addresses(self) -> tuple[NodeAddress, ...]:
+        """Of the nodes that are in the fleet."""
+        return tuple(link.address for link in self._links.values())
+
+    def update(self, addresses: Iterable[NodeAddress]) -> None:
+        """Have exactly these nodes. One that leaves gets no new request; those under way go on.
+
+        Raises InvalidRequest, and changes nothing, for a name that is there twice; for an address that no socket takes
+        after all others are in force.
+        """
+        wanted: dict[str, NodeAddress] = {}
+        for address in addresses:
+            if wanted.setdefault(address.name, address) is not address:
+                raise InvalidRequest(f"two nodes are called {address.name}", field="nodes")
+        for name, link in list(self._links.items()):
+            if wanted.get(name) != link.address:
+                self._leave(name, moved=name in wanted)
+        troubles: list[InvalidRequest] = []
+        for name, address in wanted.items():
+            if name not in self._links:
+                try:
+                    self._join(address)
+                except InvalidRequest as error:
+                    troubles.append(error)
+        if troubles:
+            raise troubles[0]
+
+    async def cordon(self, name: str, *, on: bool) -> None:
+        """Take a node out of service, or back in; here its state is known afterwards, by others soon.
+
+        Raises NotFound for a name that no node has, and what the request to it raises.
+        """
+        link = self._links.get(name)
+        if link is None:
+            raise NotFound(f"there is no node {name[:64]}", field="name")
+        answer = await link.requester.request(Cordon(on=on), timeout_s=_STATE_TIMEOUT_S)
+        if not isinstance(answer, NodeReport):
+            raise NoHealthyNode(f"node {name} answered {type(answer).__name__} when it was to be cordoned")
+        link.take(answer)
 
     def dropped(self) -> dict[str, int]:
         """Messages dropped by all sockets, by reason."""
-        return dict(sum((link.dropped() for link in self._links.values()), Counter[str]()))
+        return dict(sum((link.dropped() for link in self._all_links()), Counter[str]()))
 
     def close(self) -> None:
         self._timer.cancel()
-        for link in self._links.values():
+        self._close_links()
+
+    def _close_links(self) -> None:
+        for link in self._all_links():
             link.close()
+
+    def _all_links(self) -> Iterator[NodeLink]:
+        yield from self._links.values()
+        yield from self._leaving.values()
+
+    def _join(self, address: NodeAddress) -> None:
+        name = address.name
+        self._forget(name)
+        known = self._table.get(name)
+        node = known or self._table.add(name)
+        try:
+            link = NodeLink(address, node, self._curve, self._sockets, on_news=lambda: self._untold.add(name))
+        except RoostError:
+            self._table.remove(name)
+            raise
+        self._links[name] = link
+        self.requesters[name] = link.requester
+
+    def _leave(self, name: str, *, moved: bool) -> None:
+        """``moved``: the same node is reached elsewhere from now on, and gives back there what it has."""
+        link = self._links.pop(name)
+        self._table.remove(name)
+        self._untold.discard(name)
+        if moved:
+            link.close()
+            del self.requesters[name]
+        else:
+            link.leave()
+            self._leaving[name] = link
+        _log.info("node %s %s", name, "has another address" if moved else "leaves")
+
+    def _forget(self, name: str) -> None:
+        """End the connection to a node that has left."""
+        link = self._leaving.pop(name, None)
+        if link is not None:
+            link.close()
+            self.requesters.pop(name, None)
 
     def _tell_alive(self) -> None:
         away = False
-        for link in self._links.values():
-            if link.requester.connected:
-                link.requester.send(self._alive)
-            else:
+        self._rounds += 1
+        if self._holding is not None and self._rounds % _HOLDING_ROUNDS == 0:
+            self._untold.update(self._links)
+        for link in self._all_links():
+            if not link.requester.connected:
                 away = True
-        self._timer = self._loop.call_later(_ALIVE_RETRY_S if away else _ALIVE_EVERY_S, self._tell_alive)
+                continue
+            link.requester.send(self._alive)
+            name = link.address.name
+            if name in self._untold and self._holding is not None and link.requester.send(self._holding(name)):
+                self._untold.discard(name)
+        for name in [name for name, link in self._leaving.items() if link.unused]:
+            self._forget(name)
+        soon = away or bool(self._leaving) or (self._holding is not None and bool(self._untold))
+        self._timer = self._loop.call_later(_ALIVE_RETRY_S if soon else _ALIVE_EVERY_S, self._tell_alive)

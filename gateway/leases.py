@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Mapping
 
-from wire.node import Acquire, AnswerOfNode, AskOfNode, Granted, Refused, Release
+from wire.node import Acquire, AnswerOfNode, AskOfNode, Granted, HeldLease, Holding, Refused, Release
 from wire.outcomes import NoHealthyNode, RoostError, error_for
 from wire.sockets import Requester
 
@@ -38,11 +38,17 @@ class TryElsewhere(Exception):
 class Lease:
     """A granted lease. Whoever holds it calls ``release`` exactly once or more; only the first call counts."""
 
-    __slots__ = ("_desk", "_released", "adapter", "engine", "host", "node", "number", "port", "token", "waited")
+    __slots__ = (
+        "_desk", "_released", "adapter", "engine", "held_for", "host", "node", "number", "port", "token", "until",
+        "waited",
+    )  # fmt: skip
 
-    def __init__(self, desk: LeaseDesk, node: Node, granted: Granted) -> None:
+    def __init__(self, desk: LeaseDesk, node: Node, granted: Granted, held_for: str, until: float) -> None:
         self._desk = desk
         self._released = False
+        # what the sidecar knows it by: the adapter, or nothing for the base; and when its request is over at the latest
+        self.held_for = held_for
+        self.until = until
         self.node = node
         self.number = granted.lease
         self.engine = granted.engine
@@ -60,6 +66,16 @@ class Lease:
             self._desk.give_back(self.node.name, self.number, self.engine if engine_failed else "")
 
 
+class _Book:
+    """What this gateway has of one node: leases by number, and the numbers that it waits for."""
+
+    __slots__ = ("asked", "held")
+
+    def __init__(self) -> None:
+        self.held: dict[int, Lease] = {}
+        self.asked: set[int] = set()
+
+
 class LeaseDesk:
     """Acquires from sidecars and gives back to them. Releases of a few milliseconds share one message."""
 
@@ -71,6 +87,8 @@ class LeaseDesk:
         self._instance = instance
         self._loop = asyncio.get_running_loop()
         self._returned: dict[str, list[int]] = {}
+        self._books: dict[str, _Book] = {}
+        self._newest = 0
         self._flush_timer: asyncio.TimerHandle | None = None
         # unique over this gateway's lives too: a number of a former life may still be held
         self._numbers = itertools.count(time.time_ns() // 1_000_000 << 20)
@@ -81,7 +99,11 @@ class LeaseDesk:
         Raises TryElsewhere, or the refusal, or DeadlinePassed. Where no grant arrives, the lease is given back all the
         same: the grant may be on its way.
         """
-        number = next(self._numbers)
+        requester = self._requesters.get(node.name)
+        if requester is None:
+            raise TryElsewhere(NoHealthyNode(f"node {node.name} has left the fleet"))
+        number = self._newest = next(self._numbers)
+        adapter = demand.adapter if demand.digest else ""
         ask = Acquire(
             gateway=self._gateway,
             instance=self._instance,
@@ -95,20 +117,40 @@ class LeaseDesk:
             ttl_s=use_s + _SLACK_S,
         )
         answer: AnswerOfNode | None = None
+        book = self._books.get(node.name) or self._books.setdefault(node.name, _Book())
+        book.asked.add(number)
+        node.asked[adapter] += 1
         try:
-            answer = await self._requesters[node.name].request(ask, timeout_s=timeout_s)
+            answer = await requester.request(ask, timeout_s=timeout_s)
         except NoHealthyNode as error:
             raise TryElsewhere(error) from None
         finally:
+            _count_down(node.asked, adapter)
+            book.asked.discard(number)
             if answer is None:
                 self.give_back(node.name, number)
         if isinstance(answer, Granted):
             node.leased += 1
-            return Lease(self, node, answer)
+            lease = book.held[number] = Lease(self, node, answer, adapter, self._loop.time() + use_s)
+            return lease
         raise _refusal(answer, node)
+
+    def holding(self, node: str) -> Holding:
+        """All that is held of ``node`` and asked of it, for its books."""
+        book, now = self._books.get(node) or _Book(), self._loop.time()
+        held = tuple(
+            HeldLease(lease.number, lease.engine, lease.held_for, max(0.0, lease.until - now) + _SLACK_S)
+            for lease in book.held.values()
+        )
+        return Holding(
+            gateway=self._gateway, instance=self._instance, leases=held, asked=tuple(book.asked), newest=self._newest
+        )
 
     def give_back(self, node: str, number: int, failed_engine: str = "") -> None:
         """Release a lease by number; with the message that its engine failed, at once if the node is there."""
+        book = self._books.get(node)
+        if book is not None:
+            book.held.pop(number, None)
         if failed_engine and self._send(node, [number], failed_engine):
             return
         self._returned.setdefault(node, []).append(number)
@@ -135,7 +177,17 @@ class LeaseDesk:
         release = Release(
             gateway=self._gateway, instance=self._instance, leases=tuple(numbers), failed_engine=failed_engine
         )
-        return self._requesters[node].send(release)
+        requester = self._requesters.get(node)
+        # a node that has left the fleet is owed nothing
+        return requester is None or requester.send(release)
+
+
+def _count_down(asked: dict[str, int], adapter: str) -> None:
+    left = asked[adapter] - 1
+    if left:
+        asked[adapter] = left
+    else:
+        del asked[adapter]
 
 
 def _refusal(answer: AnswerOfNode, node: Node) -> Exception:

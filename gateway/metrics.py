@@ -128,6 +128,9 @@ class GatewayCollector(Collector):
         resident = gauge("resident_revisions", "Revisions whose bytes are on the node or on their way")
         leased = gauge("leases", "Leases that this gateway holds")
         loads = gauge("loads_in_flight", "Cold loads that run")
+        queued = gauge("loads_queued", "Cold loads that wait")
+        cordoned = gauge("cordoned", "1 while a node gets nothing new")
+        findings = gauge("audit_findings", "What did not add up in a node's books: anything but 0 is a bug")
         for node in self._nodes:
             labels = [node.name]
             heard.add_metric(labels, float(node.heard))
@@ -136,7 +139,13 @@ class GatewayCollector(Collector):
             resident.add_metric(labels, len(node.resident))
             leased.add_metric(labels, node.leased)
             loads.add_metric(labels, node.loads_in_flight)
-        yield from (heard, ready, free, resident, leased, loads)
+            queued.add_metric(labels, node.loads_queued)
+            cordoned.add_metric(labels, float(node.draining))
+            findings.add_metric(labels, node.audit_findings)
+        yield from (heard, ready, free, resident, leased, loads, queued, cordoned, findings)
+        yield GaugeMetricFamily(
+            "roost_gateway_busy_policies", "Policies whose load is followed", value=len(self._nodes.popularity)
+        )
 
 
 def exposition(collector: Collector) -> bytes:

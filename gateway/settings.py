@@ -7,9 +7,15 @@ import msgspec
 from catalog.artifacts import OWN_FOLDER, StoreLocation
 from catalog.settings import CurveSettings
 
+from .placement.tuning import PLACED_EXCESS, SPILL_EXCESS
+from .popularity import COOLDOWN_S, REPLICA_LEASES
+from .quotas import Quota
+
 
 class NodeAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A sidecar: where it takes requests and where it publishes its reports. ``public`` is its CURVE key, if any."""
+    """A sidecar: where it takes requests and where it publishes its reports. ``public`` is its CURVE key, if any:
+    over ``tcp://`` it must have one.
+    """
 
     name: str
     endpoint: str
@@ -18,10 +24,16 @@ class NodeAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes in bytes, times in seconds. ``anonymous`` lets requests without a key in (loopback only).
+    """Sizes in bytes, times in seconds. ``nodes`` are those of the start; ``nodes_file`` names a TOML file that lists
+    more of them and is followed while the gateway runs. ``anonymous`` lets requests without a key in (loopback only).
 
     ``store_dir`` holds the artifacts unless ``store`` says where. ``max_choices`` (``n`` times the prompts),
     ``max_generated_tokens`` (of all choices together) and ``max_logprobs`` bound what one request may ask of an engine.
+    ``quotas`` bound what tenants may ask in a minute, ``default_quota`` those that have none of their own; each of
+    ``gateways`` gateways lets its share of them in.
+    A policy gets one copy more for each ``replica_leases`` that it has on average, and one less every
+    ``replica_cooldown_s`` while it has fewer; ``placed_excess`` and ``spill_excess`` are how much more than its share a
+    node may have. With ``prefix_bytes`` requests that begin with the same so many go to the same of several copies.
     ``access_log`` writes a JSON line a request to standard output.
     """
 
@@ -32,6 +44,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     store_dir: str
     registrar_endpoint: str
     nodes: tuple[NodeAddress, ...]
+    nodes_file: str = ""
     anonymous: bool = False
     max_body_bytes: int = 8 << 20
     max_artifact_bytes: int = 64 << 30
@@ -45,4 +58,12 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_choices: int = 128
     max_generated_tokens: int = 1 << 18
     max_logprobs: int = 20
+    quotas: dict[str, Quota] = {}
+    default_quota: Quota = Quota()
+    gateways: int = 1
+    replica_leases: int = REPLICA_LEASES
+    replica_cooldown_s: float = COOLDOWN_S
+    placed_excess: float = PLACED_EXCESS
+    spill_excess: float = SPILL_EXCESS
+    prefix_bytes: int = 0
     curve: CurveSettings | None = None

@@ -8,8 +8,12 @@ import re
 from wire.outcomes import Outcome, RoostError
 
 from .accesslog import AccessRecord
+from .quotas import Admission
+from .usage import UsageMeter
 
 _REQUEST_ID_RE = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+# an engine may have worked for these without a word
+_GIVEN_UP = frozenset({Outcome.CLIENT_GONE, Outcome.DEADLINE})
 
 
 def request_id(sent: bytes | None) -> bytes:
@@ -23,11 +27,13 @@ class Trace:
     """One request. Times are the loop's, in seconds; 0.0 means: not yet."""
 
     __slots__ = (
+        "admission",
         "attempts",
         "engine",
         "error",
         "forwarded_at",
         "key_id",
+        "meter",
         "model",
         "node",
         "outcome",
@@ -54,6 +60,22 @@ class Trace:
         self.waited_s = 0.0
         self.forwarded_at = 0.0
         self.error = ""
+        self.admission: Admission | None = None
+        self.meter: UsageMeter | None = None
+
+    def settle(self) -> None:
+        """Charge the request's tenant, if it has a quota: nothing where no engine was asked, and no tokens where one
+        refused or failed before it answered.
+        """
+        admission, meter = self.admission, self.meter
+        if admission is None:
+            return
+        if not self.forwarded_at:
+            admission.withdraw()
+        elif meter is not None and (meter.begun or self.outcome in _GIVEN_UP):
+            admission.settle(meter.tokens, least=meter.events)
+        else:
+            admission.settle(0.0)
 
     def fail(self, error: RoostError) -> None:
         """The request ends with ``error``."""
@@ -78,6 +100,7 @@ class Trace:
             total_ms=_milliseconds(now - self.received_at),
             bytes_out=bytes_out,
             attempts=self.attempts,
+            tokens=(self.meter.tokens or 0) if self.meter is not None else 0,
             error=self.error,
         )
 

@@ -16,14 +16,23 @@ import msgspec
 
 from backends.interface import EngineSettings
 from catalog.artifacts import StoreLocation, check_location
+from catalog.inputs import ALL_TENANTS
 from catalog.names import check_base, check_part
 from catalog.postgres.address import check_address
+from gateway.membership import check_nodes
+from gateway.placement.tuning import PLACED_EXCESS, SPILL_EXCESS
+from gateway.popularity import COOLDOWN_S, REPLICA_LEASES
+from gateway.quotas import Quota
+from gateway.settings import NodeAddress
+from sidecar.policies import PolicyName
+from wire.curve import decode_key
 from wire.hosts import is_loopback
 from wire.outcomes import InvalidRequest
 
 ENVIRONMENT_PREFIX = "ROOST_"
 NESTING = "__"
 DEFAULT_FILE = "roost.toml"
+_MAY_BE_ZERO = frozenset({"disk_bytes", "prefix_bytes"})
 _OUTSIDE_TABLES = frozenset({"state_dir", "store", "store_endpoint", "store_region"})
 
 
@@ -49,6 +58,11 @@ class GatewayConfig(Section, frozen=True):
     """The front door. ``anonymous`` lets requests without a key in, on a loopback address only.
 
     ``max_choices``, ``max_generated_tokens`` (of all choices together) and ``max_logprobs`` bound one request.
+    ``nodes`` are those of other hosts: ``[[gateway.nodes]]`` with ``name``, ``endpoint``, ``feed_endpoint`` and
+    ``public``, the CURVE key that `roost keys curve` shows there for the sidecar. ``nodes_file`` lists more of them
+    (``[[nodes]]``, the same fields), and is followed at run time; empty, it is ``nodes.toml`` in the state folder.
+    ``[gateway.quotas.TENANT]`` and ``[gateway.default_quota]`` hold ``requests_per_minute`` and ``tokens_per_minute``,
+    divided by ``gateways``, the number of gateways of the fleet.
     """
 
     name: str = "gateway"
@@ -66,6 +80,16 @@ class GatewayConfig(Section, frozen=True):
     max_choices: int = 128
     max_generated_tokens: int = 1 << 18
     max_logprobs: int = 20
+    nodes: tuple[NodeAddress, ...] = ()
+    nodes_file: str = ""
+    quotas: dict[str, Quota] = {}
+    default_quota: Quota = Quota()
+    gateways: int = 1
+    replica_leases: int = REPLICA_LEASES
+    replica_cooldown_s: float = COOLDOWN_S
+    placed_excess: float = PLACED_EXCESS
+    spill_excess: float = SPILL_EXCESS
+    prefix_bytes: int = 0
 
 
 class EngineConfig(EngineSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -77,15 +101,24 @@ class EngineConfig(EngineSettings, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class NodeConfig(Section, frozen=True):
-    """This host's sidecar and its engines. Sizes in bytes, times in seconds."""
+    """This host's sidecar and its engines. Sizes in bytes, times in seconds. ``peers`` are the CURVE keys of gateways
+    on other hosts, which may send requests here; engines then need a ``host`` that those reach.
+
+    With an object store, ``disk_bytes`` of copies are kept under the state folder; 0 for none.
+    """
 
     name: str = "local"
     endpoint: str = ""
     feed_endpoint: str = ""
     engines: tuple[EngineConfig, ...] = ()
+    peers: tuple[str, ...] = ()
     arena_bytes: int = 1 << 30
-    loads_in_flight: int = 2
+    cache_policy: PolicyName = PolicyName.ADAPTIVE
+    disk_bytes: int = 8 << 30
+    loads_in_flight_min: int = 1
+    loads_in_flight: int = 8
     loads_queued: int = 64
+    loads_queued_per_tenant: int = 48
     waiters_per_load: int = 4096
     load_timeout_s: float = 60.0
     negative_first_s: float = 1.0
@@ -93,6 +126,8 @@ class NodeConfig(Section, frozen=True):
     gateway_silence_s: float = 15.0
     full_state_every_s: float = 10.0
     slot_age_bound_s: float = 5.0
+    min_residency_s: float = 2.0
+    slot_share_s: float = 60.0
     lost_lease_hold_s: float = 60.0
 
 
@@ -177,7 +212,11 @@ def _anchored(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     node = tree.get("node")
     engines = node.get("engines") if isinstance(node, dict) else None
     listed = engines if isinstance(engines, list) else []
-    for table, name in ((tree, "state_dir"), *((engine, "model_path") for engine in listed)):
+    for table, name in (
+        (tree, "state_dir"),
+        (tree.get("gateway"), "nodes_file"),
+        *((engine, "model_path") for engine in listed),
+    ):
         value = table.get(name) if isinstance(table, dict) else None
         if isinstance(value, str) and value:
             table[name] = str(folder / Path(value).expanduser())
@@ -206,15 +245,37 @@ def _check_meaning(config: RoostConfig) -> None:
     ):
         if endpoint and not re.fullmatch(r"ipc:///.+|tcp://[^:/]+:[0-9]{1,5}", endpoint):
             raise _invalid(path, f"expected ipc:///path/to/socket or tcp://host:port, got {endpoint!r}")
+    _check_fleet(config)
     names: set[str] = set()
     for index, engine in enumerate(node.engines):
         _check_engine(engine, f"node.engines[{index}]")
         if engine.name and engine.name in names:
             raise _invalid(f"node.engines[{index}].name", f"another engine is called {engine.name!r}")
         names.add(engine.name)
+    if node.disk_bytes < 0:
+        raise _invalid("node.disk_bytes", f"expected bytes, or 0 for no copies on disk, got {node.disk_bytes}")
     for path, count in _positive_numbers(config):
         if count <= 0:
             raise _invalid(path, f"expected a positive number, got {count}")
+
+
+def _check_fleet(config: RoostConfig) -> None:
+    check_nodes(config.gateway.nodes, curve=True, field="gateway.nodes")
+    for index, other in enumerate(config.gateway.nodes):
+        if other.name == config.node.name:
+            raise _invalid(f"gateway.nodes[{index}].name", f"{other.name} is this host's own node: see node.name")
+        if other.public:
+            decode_key(other.public, f"gateway.nodes[{index}].public")
+    for index, key in enumerate(config.node.peers):
+        decode_key(key, f"node.peers[{index}]")
+    for index, engine in enumerate(config.node.engines if config.node.peers else ()):
+        field, host = ("attach", engine.attach.rpartition(":")[0]) if engine.attach else ("host", engine.host)
+        if is_loopback(host):
+            path = f"node.engines[{index}].{field}"
+            raise _invalid(path, f"gateways on other hosts (node.peers) can't reach {host}: give this host's address")
+    for tenant in config.gateway.quotas:
+        if tenant != ALL_TENANTS:
+            check_part(tenant, f"gateway.quotas.{tenant}")
 
 
 def _check_engine(engine: EngineConfig, path: str) -> None:
@@ -240,7 +301,7 @@ def _positive_numbers(config: RoostConfig) -> list[tuple[str, float]]:
         table = getattr(config, section)
         for field in msgspec.structs.fields(table):
             value = getattr(table, field.name)
-            if isinstance(value, int | float) and not isinstance(value, bool):
+            if isinstance(value, int | float) and not isinstance(value, bool) and field.name not in _MAY_BE_ZERO:
                 numbers.append((f"{section}.{field.name}", value))
     for index, engine in enumerate(config.node.engines):
         numbers += [(f"node.engines[{index}].{name}", getattr(engine, name)) for name in ("slots", "max_rank", "count")]

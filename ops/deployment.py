@@ -37,11 +37,12 @@ class Deployment(NamedTuple):
 
 
 def needs_curve(config: RoostConfig) -> bool:
-    """Whether anything is served over TCP, where CURVE is never optional."""
+    """Whether anything is served or reached over TCP, where CURVE is never optional."""
     endpoints = (
         config.registrar.endpoint, config.registrar.feed_endpoint, config.node.endpoint, config.node.feed_endpoint,
+        *(endpoint for node in config.gateway.nodes for endpoint in (node.endpoint, node.feed_endpoint)),
     )  # fmt: skip
-    return any(endpoint.startswith("tcp://") for endpoint in endpoints)
+    return bool(config.node.peers) or any(endpoint.startswith("tcp://") for endpoint in endpoints)
 
 
 def curve_keys(layout: Layout, *, make: bool = True) -> dict[str, KeyPair]:
@@ -106,17 +107,19 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
             log_dir=str(layout.logs),
             engines=engine_settings(config.node, fingerprints),
             registrar_feed=registrar_feed,
-            curve=_curve(SIDECAR, keys),
-            **_tuning(config.node, leave_out={"name", "endpoint", "feed_endpoint", "engines"}),
+            disk_dir=str(layout.disk / node.name),
+            curve=_curve(SIDECAR, keys, config.node.peers),
+            **_tuning(config.node, leave_out={"name", "endpoint", "feed_endpoint", "engines", "peers"}),
         ),
         GatewaySettings(
             catalog_dir=str(layout.catalog),
             store_dir=str(layout.store),
             store=config.location,
             registrar_endpoint=registrar_endpoint,
-            nodes=(node,),
+            nodes=(node, *config.gateway.nodes),
+            nodes_file=str(absolute(config.gateway.nodes_file) if config.gateway.nodes_file else layout.nodes_file),
             curve=_curve(GATEWAY, keys),
-            **_tuning(config.gateway),
+            **_tuning(config.gateway, leave_out={"nodes", "nodes_file"}),
         ),
     )
 
@@ -127,14 +130,15 @@ def gateway_url(gateway: GatewayConfig) -> str:
     return f"http://[{host}]:{gateway.port}" if ":" in host else f"http://{host}:{gateway.port}"
 
 
-def _curve(process: str, keys: Mapping[str, KeyPair]) -> CurveSettings | None:
+def _curve(process: str, keys: Mapping[str, KeyPair], peers: tuple[str, ...] = ()) -> CurveSettings | None:
+    """``peers``: keys of other hosts that may connect too."""
     if not keys:
         return None
     return CurveSettings(
         public=keys[process].public,
         secret=keys[process].secret,
         server_public=keys[REGISTRAR].public,
-        peers=tuple(pair.public for pair in keys.values()),
+        peers=(*(pair.public for pair in keys.values()), *peers),
     )
 
 

@@ -45,6 +45,11 @@ class Layout:
         return self.root / "run"
 
     @property
+    def disk(self) -> Path:
+        """Copies of artifacts that lie in an object store."""
+        return self.root / "disk"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
@@ -68,6 +73,11 @@ class Layout:
     def config_file(self) -> Path:
         """The configuration in force, as the supervisor was started with it."""
         return self.run / "config.json"
+
+    @property
+    def nodes_file(self) -> Path:
+        """Where the gateway looks for nodes of other hosts, unless it is told otherwise."""
+        return self.root / "nodes.toml"
 
     def settings_file(self, process: str) -> Path:
         return self.run / f"{process}.json"

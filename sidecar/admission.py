@@ -1,4 +1,4 @@
-"""Cold loads and who waits for them: how many may run, how many may wait, in which order they start."""
+"""Cold loads and who waits for them: how many may run, in which order they start, what they take."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ import msgspec
 from wire.node import Acquire
 
 from .leases import LeaseKey
-from .slots import Slot
-
-LoadKey = tuple[str, str]
+from .limit import AdaptiveLimit
+from .promises import Promise
+from .rates import DrainRate, LoadTimes
+from .settings import SidecarSettings
+from .slots import LoadKey, Slot
+from .turns import Turns
 
 # what a load is believed to take before one was measured
-_FIRST_GUESS_S = 1.0
-# weight of a new measurement in the moving average
-_SMOOTHING = 0.3
-_MIN_RETRY_S = 0.1
+_FIRST_GUESS_S = 0.5
+_FIRST_GUESS_BYTES_S = 1e9
+_SHORTEST_S = 1e-6
+# how many loads run at once before anything was measured
+_FIRST_LIMIT = 2
 
 
 class Stage(enum.StrEnum):
@@ -45,8 +49,8 @@ class Load:
     """
 
     __slots__ = (
-        "adapter", "background", "base", "blocked_since", "digest", "drained", "engine", "order", "rank", "size",
-        "stage", "started", "victim", "waiters",
+        "adapter", "at_once", "background", "base", "blocked_since", "charged", "digest", "drained", "engine",
+        "fetched", "order", "promise", "rank", "sent", "size", "stage", "started", "tenant", "victim", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +58,7 @@ class Load:
     ) -> None:
         self.base = base
         self.adapter = adapter
+        self.tenant = adapter.partition("@")[0]
         self.digest = digest
         self.size = size
         self.rank = rank
@@ -64,6 +69,15 @@ class Load:
         self.engine = ""
         self.victim = ""
         self.started = 0.0
+        # when its install was asked for
+        self.sent = 0.0
+        # how many were in flight when it started, itself included, and whether its bytes had to be fetched
+        self.at_once = 0
+        self.fetched = False
+        # what was told to who came back for it, until its turn comes
+        self.promise: Promise | None = None
+        # what its tenant was charged for its turn, in seconds
+        self.charged = 0.0
         # since when it is known that a slot or the arena's room, not its turn, keeps it from serving
         self.blocked_since: float | None = None
         # the slot that takes no new leases because this load has waited too long
@@ -74,19 +88,21 @@ class Load:
         return self.base, self.adapter
 
     def __lt__(self, other: Load) -> bool:
-        return (self.background, self.order) < (other.background, other.order)
+        return self.order < other.order
 
 
 class LoadQueue:
-    """All loads of the node. Waiting ones start in the order of their age, background ones last."""
+    """All loads of the node. Waiting ones start when it is their tenant's turn, background ones last."""
 
-    def __init__(self, in_flight_limit: int, queue_limit: int) -> None:
-        self.limit = in_flight_limit
-        self._queue_limit = queue_limit
+    def __init__(self, settings: SidecarSettings) -> None:
+        self._limit = AdaptiveLimit(settings.loads_in_flight_min, settings.loads_in_flight, _FIRST_LIMIT)
         self._loads: dict[LoadKey, Load] = {}
-        self._waiting: list[Load] = []
+        self._flying: dict[LoadKey, Load] = {}
+        self._background: list[Load] = []
         self._order = 0
-        self._load_s = _FIRST_GUESS_S
+        self.turns: Turns[Load] = Turns()
+        self.times = LoadTimes(_FIRST_GUESS_S, _FIRST_GUESS_BYTES_S)
+        self._drain = DrainRate()
 
     def __iter__(self) -> Iterator[Load]:
         return iter(self._loads.values())
@@ -94,64 +110,125 @@ class LoadQueue:
     def get(self, key: LoadKey) -> Load | None:
         return self._loads.get(key)
 
-    def waiting(self) -> list[Load]:
-        """A copy, in the order in which they should start."""
-        return list(self._waiting)
+    def order(self) -> Iterator[Load]:
+        """The waiting loads, each when it is its turn: see ``Turns.order``."""
+        yield from self.turns.order()
+        yield from tuple(self._background)
+
+    def flying(self) -> Iterator[Load]:
+        """The loads in flight."""
+        return iter(self._flying.values())
+
+    @property
+    def limit(self) -> int:
+        """How many may be in flight now."""
+        return self._limit.value
 
     @property
     def queued(self) -> int:
         """How many loads that somebody waits for have not started."""
-        return sum(not load.background for load in self._waiting)
+        return len(self.turns)
 
     @property
     def in_flight(self) -> int:
-        return len(self._loads) - len(self._waiting)
+        return len(self._flying)
 
     @property
     def may_start(self) -> bool:
-        return self.in_flight < self.limit
+        """Whether anything waits, and there is a permit for it."""
+        return (bool(self.turns) or bool(self._background)) and self.has_permit
 
     @property
-    def room(self) -> int:
-        """How many more may wait. Below 0 where loads that had started lost their slot and wait again."""
-        return self._queue_limit - self.queued
+    def has_permit(self) -> bool:
+        return self.in_flight < self.limit
 
-    def add(self, base: str, adapter: str, digest: str, size: int, rank: int, *, background: bool = False) -> Load:
-        """A new load, waiting. The caller has checked that there is none of its key."""
+    def next_order(self) -> int:
+        """The age of what comes now."""
         self._order += 1
-        load = Load(base, adapter, digest, size, rank, self._order, background)
+        return self._order
+
+    def add(
+        self, base: str, adapter: str, digest: str, size: int, rank: int, now: float, *,
+        background: bool = False, promise: Promise | None = None,
+    ) -> Load:  # fmt: skip
+        """A new load, waiting, as old as what was promised to who asks. The caller has checked that it is new."""
+        order = promise.order if promise else self.next_order()
+        load = Load(base, adapter, digest, size, rank, order, background)
+        load.promise = promise
         self._loads[load.key] = load
-        insort(self._waiting, load)
+        self._wait(load, now)
         return load
 
-    def start(self, load: Load, now: float) -> None:
-        """Take a waiting load into flight; the caller sets its stage."""
-        self._waiting.remove(load)
+    def start(self, load: Load, now: float, *, resident: bool) -> None:
+        """Take a waiting load into flight, at its tenant's expense; the caller sets its stage."""
         load.started = now
+        load.fetched = not resident
+        load.at_once = self.in_flight + 1
+        load.charged = self.times.cost(load.size, resident=resident)
+        self._wait_no_more(load)
+        self._flying[load.key] = load
+        if not load.background:
+            self.turns.charge(load.tenant, load.charged)
+            self._drain.left(now, waiting=self.queued)
 
-    def requeue(self, load: Load) -> None:
-        """Back to waiting, at the place that its age gives it."""
+    def requeue(self, load: Load, now: float) -> None:
+        """Back to waiting, at the place that its age gives it, and for nothing."""
         load.stage = Stage.WAITING
         load.engine = load.victim = ""
-        insort(self._waiting, load)
+        del self._flying[load.key]
+        self._wait(load, now)
+        if not load.background:
+            self.turns.charge(load.tenant, -load.charged)
 
-    def promote(self, load: Load) -> None:
+    def promote(self, load: Load, now: float) -> None:
         """Somebody waits for a background load now: it starts like any other."""
         if load.stage is Stage.WAITING:
-            self._waiting.remove(load)
+            self._wait_no_more(load)
             load.background = False
-            insort(self._waiting, load)
+            self._wait(load, now)
         load.background = False
 
-    def remove(self, load: Load) -> None:
+    def remove(self, load: Load, now: float, *, refused: bool = False) -> None:
+        """It ended; ``refused`` where it was never let in."""
         del self._loads[load.key]
-        if load.stage is Stage.WAITING:
-            self._waiting.remove(load)
+        if self._flying.pop(load.key, None) is None:
+            self._wait_no_more(load)
+            if not load.background and not refused:
+                self._drain.left(now, waiting=self.queued)
 
-    def measured(self, seconds: float) -> None:
-        """A load took this long from its start to serving."""
-        self._load_s += _SMOOTHING * (seconds - self._load_s)
+    def served(self, load: Load, now: float) -> None:
+        """``load``, in flight still, has become an adapter that serves."""
+        seconds = now - load.started
+        self.times.loaded(seconds)
+        kind = load.base, load.size.bit_length(), load.fetched
+        self._limit.ended(kind, seconds, max(load.at_once, self.in_flight))
 
-    def retry_after_s(self) -> float:
-        """How long until what is in flight and queued now will have been loaded, going by what loads took lately."""
-        return max(_MIN_RETRY_S, self._load_s * len(self._loads) / self.limit)
+    def drains_in_s(self, departures: float, now: float) -> float:
+        """Seconds until that many of the waiting loads will have started, or been given up."""
+        return self._drain.until(departures, now, self._expected_interval_s)
+
+    @property
+    def drain_rate(self) -> float:
+        """Loads that leave the queue in a second while there are any."""
+        return 1.0 / max(self._drain.interval_s(self._expected_interval_s), _SHORTEST_S)
+
+    @property
+    def _expected_interval_s(self) -> float:
+        return self.times.load_s / self.limit
+
+    def timed_out(self) -> None:
+        """A load in flight was given up because something took too long."""
+        self._limit.timed_out()
+
+    def _wait(self, load: Load, now: float) -> None:
+        if load.background:
+            insort(self._background, load)
+        else:
+            self.turns.add(load.tenant, load, self.times.cost(load.size, resident=False))
+            self._drain.joined(now)
+
+    def _wait_no_more(self, load: Load) -> None:
+        if load.background:
+            self._background.remove(load)
+        else:
+            self.turns.remove(load.tenant, load)

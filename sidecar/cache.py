@@ -2,44 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Collection, Hashable, Iterator
+from contextlib import closing
 
-from .extents import HEADER_BYTES, Allocator, Extent, block_bytes
-
-
-class CachePolicy(Protocol):
-    """Decides the order of eviction. ``cost`` is the seconds that bringing the bytes took, ``size`` is in bytes."""
-
-    def added(self, key: str, size: int, cost: float) -> None: ...
-
-    def touched(self, key: str) -> None: ...
-
-    def removed(self, key: str) -> None: ...
-
-    def order(self) -> Iterator[str]:
-        """All keys, the one to evict first first. The cache is not changed while this is iterated."""
-
-
-class Lru:
-    """Least recently used first; size and cost don't count."""
-
-    def __init__(self) -> None:
-        self._keys: dict[str, None] = {}
-
-    def added(self, key: str, size: int, cost: float) -> None:
-        self._keys[key] = None
-
-    def touched(self, key: str) -> None:
-        if key in self._keys:
-            del self._keys[key]
-            self._keys[key] = None
-
-    def removed(self, key: str) -> None:
-        self._keys.pop(key, None)
-
-    def order(self) -> Iterator[str]:
-        return iter(self._keys)
+from .extents import HEADER_BYTES, Allocator, Clearing, Extent, block_bytes
+from .policies.interface import CachePolicy
 
 
 class Entry:
@@ -64,8 +31,10 @@ class ArenaCache:
 
     def __init__(self, capacity: int, policy: CachePolicy) -> None:
         self._blocks = Allocator(capacity)
-        self._policy = policy
+        self.policy = policy
         self._entries: dict[str, Entry] = {}
+        # what is pinned, or not there yet
+        self._held: set[str] = set()
         self._generation = 0
 
     @property
@@ -102,29 +71,28 @@ class ArenaCache:
         return block_bytes(size) <= self.capacity
 
     def reserve(
-        self, digest: str, size: int, now: float, keep: Callable[[str], bool]
+        self, digest: str, size: int, now: float, keep: Callable[[str], bool] | None = None
     ) -> tuple[Extent, list[tuple[str, Extent]]] | None:
         """Make an extent for ``digest``, evicting what must go. None where what is pinned or kept leaves no room.
 
-        Returns the extent and what was evicted for it. Nothing is evicted unless the room can be made.
+        Returns the extent and what was evicted for it. Nothing is evicted unless the room can be made, and nothing
+        that does not lie where it is made.
         """
         need = block_bytes(size)
         evicted: list[tuple[str, Extent]] = []
         offset = self._blocks.allocate(need)
         if offset is None:
-            victims = [key for key in self._policy.order() if not self._entries[key].pins and not keep(key)]
-            if not self._room_without(victims, need):
+            spared = self._held if keep is None else self._held.union(filter(keep, self._entries))
+            if not self._room_beside(spared, need):
                 return None
-            for victim in victims:
-                evicted.append((victim, self.discard(victim)))
-                offset = self._blocks.allocate(need)
-                if offset is not None:
-                    break
-        if offset is None:
-            raise RuntimeError("the arena's blocks and its index disagree")
+            offset, victims = self._make_room(need, spared)
+            for key in victims:
+                evicted.append((key, self._entries.pop(key).extent))
+                self.policy.evicted(key)
         self._generation += 1
         extent = Extent(offset + HEADER_BYTES, size, self._generation)
         self._entries[digest] = Entry(extent, now)
+        self._held.add(digest)
         return extent, evicted
 
     def completed(self, digest: str, now: float) -> None:
@@ -132,34 +100,54 @@ class ArenaCache:
         entry = self._entries[digest]
         entry.ready = True
         entry.overdue = False
-        self._policy.added(digest, entry.extent.length, now - entry.since)
+        if not entry.pins:
+            self._held.discard(digest)
+        self.policy.added(digest, entry.extent.length, now - entry.since)
 
-    def discard(self, digest: str) -> Extent:
-        """Forget an entry and free its extent."""
+    def discard(self, digest: str) -> None:
+        """Forget an entry that never became ready, and free its extent."""
         extent = self._entries.pop(digest).extent
-        self._policy.removed(digest)
+        self._held.discard(digest)
         self._blocks.free(extent.offset - HEADER_BYTES)
-        return extent
 
     def touch(self, digest: str) -> None:
-        self._policy.touched(digest)
+        self.policy.touched(digest)
 
     def pin(self, digest: str, owner: Hashable) -> None:
         self._entries[digest].pins.add(owner)
+        self._held.add(digest)
 
     def unpin(self, digest: str, owner: Hashable) -> None:
         """Take back a pin, if there is one."""
         entry = self._entries.get(digest)
         if entry is not None:
             entry.pins.discard(owner)
+            if entry.ready and not entry.pins:
+                self._held.discard(digest)
 
-    def _room_without(self, victims: list[str], need: int) -> bool:
-        """Whether evicting ``victims`` would leave a run of at least ``need`` free bytes."""
-        starts = {self._entries[digest].extent.offset - HEADER_BYTES for digest in victims}
-        kept = [(at, length) for at, length in self._blocks.blocks() if at not in starts]
+    def _room_beside(self, spared: Collection[str], need: int) -> bool:
+        """Whether an arena with nothing but ``spared`` would have a run of at least ``need`` free bytes."""
         edge = 0
-        for at, length in kept:
+        for at in sorted(self._entries[digest].extent.offset - HEADER_BYTES for digest in spared):
             if at - edge >= need:
                 return True
-            edge = at + length
+            edge = at + self._blocks.length(at)
         return self.capacity - edge >= need
+
+    def _make_room(self, need: int, spared: Collection[str]) -> tuple[int, list[str]]:
+        """Allocate ``need`` bytes where the policy's victims, taken in its order, first leave a run of them.
+
+        Returns the offset, and whose blocks were there. Other victims stay.
+        """
+        clearing = Clearing(self._blocks)
+        keys: dict[int, str] = {}
+        with closing(self.policy.victims(lambda key: key not in spared)) as victims:
+            for key in victims:
+                at = self._entries[key].extent.offset - HEADER_BYTES
+                keys[at] = key
+                start, length = clearing.clear(at)
+                if length >= need:
+                    offset, cleared = clearing.cheapest(start, length, need)
+                    self._blocks.replace(cleared, offset, need)
+                    return offset, [keys[block] for block in cleared]
+        raise RuntimeError("the cache's policy and its index disagree")

@@ -13,6 +13,7 @@ from .admission import Load, Stage
 from .cache import Entry
 from .calls import EngineCalls
 from .events import (
+    FetchCancelled,
     FetchDone,
     FetchFailed,
     FetchOverdue,
@@ -52,7 +53,10 @@ class Completions:
     # fetches
 
     def fetch_done(self, event: FetchDone, now: float) -> None:
-        self._fetched_entry(event.digest, event.generation)
+        entry = self._fetched_entry(event.digest, event.generation)
+        if not entry.overdue:
+            self._state.queue.times.fetched(now - entry.since, entry.extent.length)
+        self._state.cancelled.discard(event.digest)
         self._state.cache.completed(event.digest, now)
         self._state.counts["fetched"] += 1
         self._state.digest_changed(event.digest)
@@ -62,12 +66,14 @@ class Completions:
     def fetch_overdue(self, event: FetchOverdue, now: float) -> None:
         """Storage hangs: the loads end and free their permits; the extent stays until nobody writes to it."""
         self._fetched_entry(event.digest, event.generation).overdue = True
+        self._state.queue.timed_out()
         self._remember(event.digest, event.message, now)
         for load in self._of_digest(event.digest, Stage.FETCHING, Stage.WAITING):
             self._loads.fail(load, now, Outcome.DEADLINE, event.message, elsewhere=True)
 
     def fetch_failed(self, event: FetchFailed, now: float) -> None:
         was_overdue = self._fetched_entry(event.digest, event.generation).overdue
+        self._state.cancelled.discard(event.digest)
         self._state.cache.discard(event.digest)
         self._state.digest_changed(event.digest)
         if was_overdue:
@@ -76,6 +82,15 @@ class Completions:
         self._remember(event.digest, event.message, now)
         for load in self._of_digest(event.digest, Stage.FETCHING, Stage.WAITING):
             self._loads.fail(load, now, event.outcome, event.message, elsewhere=event.outcome is not Outcome.UNFIT)
+
+    def fetch_cancelled(self, event: FetchCancelled, now: float) -> None:
+        """Nobody's fault. Whoever came to need the bytes meanwhile waits for another fetch of them."""
+        self._fetched_entry(event.digest, event.generation)
+        self._state.cancelled.discard(event.digest)
+        self._state.cache.discard(event.digest)
+        self._state.digest_changed(event.digest)
+        for load in self._of_digest(event.digest, Stage.FETCHING):
+            self._loads.bounce(load, now)
 
     def _fetched_entry(self, digest: str, generation: int) -> Entry:
         entry = self._state.cache.get(digest)
@@ -90,12 +105,16 @@ class Completions:
         call = self._calls.ended(engine, event.op)
         if call is not None:
             self._by_event[type(event)](engine, call, event, now)
+        engine.call_ended_at = now
 
     def _install_done(self, engine: Engine, call: Call, event: InstallDone, now: float) -> None:
         self._state.failures.forgive(call.digest)
         if engine.limits is not None:
             self._state.unfit.forgive((call.digest, engine.limits))
         self._state.counts["installed"] += 1
+        load = self._installing(engine, call.adapter)
+        if load is not None:
+            self._state.queue.times.installed(now - max(load.sent, engine.call_ended_at))
         self._loads.serve(engine, engine.slots[call.adapter], now)
 
     def _install_rejected(self, engine: Engine, call: Call, event: InstallRejected, now: float) -> None:

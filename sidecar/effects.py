@@ -21,10 +21,18 @@ class Answer(Effect, frozen=True, kw_only=True):
 
 
 class StartFetch(Effect, frozen=True, kw_only=True):
-    """Bring the bytes of ``digest`` into ``extent`` and verify them. Ends as FetchDone or FetchFailed."""
+    """Bring the bytes of ``digest`` into ``extent`` and verify them. Ends as FetchDone, FetchFailed or
+    FetchCancelled."""
 
     digest: str
     extent: Extent
+
+
+class CancelFetch(Effect, frozen=True, kw_only=True):
+    """Nobody needs the fetch of ``digest`` into the extent of ``generation`` now. Ends as FetchCancelled, or as any."""
+
+    digest: str
+    generation: int
 
 
 class ClearExtent(Effect, frozen=True, kw_only=True):
@@ -60,4 +68,4 @@ class ReadInstalled(EngineCall, frozen=True, kw_only=True):
     """Ends as InstalledRead."""
 
 
-AnyEffect = Answer | StartFetch | ClearExtent | StartInstall | StartRemove | ReadInstalled
+AnyEffect = Answer | StartFetch | CancelFetch | ClearExtent | StartInstall | StartRemove | ReadInstalled

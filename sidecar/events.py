@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from backends.interface import EngineLimits, Health, Removal
-from wire.node import Acquire
+from wire.node import Acquire, Holding
 from wire.outcomes import Outcome
 
 
@@ -36,9 +36,29 @@ class GatewayHeard(Event, frozen=True, kw_only=True):
     instance: str
 
 
+class GatewayHolds(Event, frozen=True, kw_only=True):
+    """A gateway tells all that it holds and waits for here: see ``wire.node.Holding``."""
+
+    holding: Holding
+
+
+class Cordoned(Event, frozen=True, kw_only=True):
+    """An operator takes the node out of service, or (``on`` is false) back in."""
+
+    on: bool
+
+
 class PrefetchHinted(Event, frozen=True, kw_only=True):
     """Somebody expects ``digest`` to be asked for soon."""
 
+    digest: str
+    size: int
+
+
+class RevisionOffered(Event, frozen=True, kw_only=True):
+    """``digest``, of ``size`` bytes, is what ``policy`` may be asked for with from now on."""
+
+    policy: str
     digest: str
     size: int
 
@@ -65,6 +85,13 @@ class FetchFailed(Event, frozen=True, kw_only=True):
     generation: int
     outcome: Outcome
     message: str
+
+
+class FetchCancelled(Event, frozen=True, kw_only=True):
+    """A fetch ended because it was cancelled: nobody writes to the extent any more, and its bytes are worth nothing."""
+
+    digest: str
+    generation: int
 
 
 class EngineUp(Event, frozen=True, kw_only=True):
@@ -155,10 +182,14 @@ AnyEvent = (
     Asked
     | Released
     | GatewayHeard
+    | GatewayHolds
+    | Cordoned
     | PrefetchHinted
+    | RevisionOffered
     | FetchDone
     | FetchOverdue
     | FetchFailed
+    | FetchCancelled
     | EngineUp
     | EngineDown
     | EngineRemarked

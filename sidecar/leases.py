@@ -55,6 +55,8 @@ class LeaseTable:
         self._gateways: dict[str, _Gateway] = {}
         self._by_engine: dict[str, set[LeaseKey]] = {}
         self._by_digest: Counter[str] = Counter()
+        self._added = 0
+        self._ended = 0
         self._expiries: Timers[LeaseKey] = Timers()
 
     def __len__(self) -> int:
@@ -78,6 +80,7 @@ class LeaseTable:
         if known is None:
             # silent for long while it waited for this
             known = self._gateways[lease.gateway] = _Gateway(instance, now)
+        self._added += 1
         known.leases.add(lease.lease)
         self._leases[lease.key] = lease
         self._by_engine.setdefault(lease.engine, set()).add(lease.key)
@@ -94,6 +97,7 @@ class LeaseTable:
         lease = self._leases.pop(key, None)
         if lease is None:
             return None
+        self._ended += 1
         self._gateways[lease.gateway].leases.discard(lease.lease)
         self._by_engine[lease.engine].discard(key)
         if lease.digest:
@@ -121,6 +125,15 @@ class LeaseTable:
         known = self._gateways.get(gateway)
         return self._drop_all([(gateway, lease) for lease in known.leases]) if known else []
 
+    def of_gateway(self, gateway: str) -> set[int]:
+        """The numbers of the gateway's leases. Not to be kept."""
+        known = self._gateways.get(gateway)
+        return known.leases if known else set()
+
+    def of_engine(self, engine: str) -> Iterator[Lease]:
+        """The engine's leases, as far as the table's indexes agree."""
+        return (lease for key in self._by_engine.get(engine, ()) if (lease := self._leases.get(key)) is not None)
+
     def drop_engine(self, engine: str) -> list[Lease]:
         return self._drop_all(list(self._by_engine.get(engine, ())))
 
@@ -146,6 +159,7 @@ class LeaseTable:
             "gateways": sum(len(gateway.leases) for gateway in self._gateways.values()),
             "engines": sum(len(keys) for keys in self._by_engine.values()),
             "expiries": len(self._expiries),
+            "what was added and ended": self._added - self._ended,
         }
         return [f"{count} leases by {by}, of {len(self)}" for by, count in indexes.items() if count != len(self)]
 

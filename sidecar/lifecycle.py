@@ -7,7 +7,7 @@ from wire.outcomes import Outcome
 
 from .admission import Load, Stage
 from .calls import EngineCalls
-from .events import EngineDown, EngineRemarked, EngineUp
+from .events import Cordoned, EngineDown, EngineRemarked, EngineUp
 from .loads import Loads
 from .slots import Call, CallKind, Engine, Slot, SlotState
 from .state import NodeState
@@ -35,13 +35,12 @@ class Lifecycle:
         for name in sorted(event.installed):
             ours = split_adapter_name(name)
             if ours is not None:
-                slot = engine.slots[name] = Slot(name, ours[1], 0, SlotState.SERVING, used_at=now)
-                self._loads.serve(engine, slot, now)
+                self._adopt(engine, name, ours[1], now)
         lost, engine.lost = engine.lost, []
         for slot in lost[: engine.free_slots]:
             entry = self._state.cache.get(slot.digest)
             if entry is not None and entry.ready and slot.adapter not in engine.slots:
-                self._loads.restore(engine, slot.adapter, slot.digest, entry.extent.length, slot.rank)
+                self._loads.restore(engine, slot.adapter, slot.digest, entry.extent.length, slot.rank, now)
         engine.read_at = now + FIRST_LOOK_S
         self._state.changes.engines.add(engine.name)
 
@@ -66,11 +65,25 @@ class Lifecycle:
         if not any(other.ready for other in self._state.by_base[engine.base]):
             self._refuse_all(engine, now)
 
+    def cordoned(self, event: Cordoned, now: float) -> None:
+        """Out of service, leases and loads under way go on; what has not begun is for another node to do."""
+        self._state.cordoned = event.on
+        self._state.changes.loads = True
+        if event.on:
+            self._loads.refuse_waiting(Outcome.NO_HEALTHY_NODE, self._state.cordon_message, now)
+
     def engine_remarked(self, event: EngineRemarked, now: float) -> None:
         engine = self._state.engines[event.engine]
         if engine.ready:
             engine.detail = event.detail
             self._state.changes.engines.add(engine.name)
+
+    def _adopt(self, engine: Engine, adapter: str, digest: str, now: float) -> None:
+        """Requests that we know nothing of may be using it: an engine that can't say so keeps it for a while."""
+        slot = engine.slots[adapter] = Slot(adapter, digest, 0, SlotState.SERVING, used_at=now)
+        if engine.limits is not None and not engine.limits.removes_for_real:
+            slot.hold_until = now + self._state.settings.lost_lease_hold_s
+        self._loads.serve(engine, slot, now)
 
     def _empty(self, engine: Engine) -> None:
         for slot in engine.slots.values():

@@ -8,22 +8,26 @@ from wire.outcomes import Outcome
 
 from .admission import Load, Stage
 from .calls import EngineCalls
-from .effects import ClearExtent, StartFetch
+from .effects import CancelFetch, ClearExtent, StartFetch
 from .events import Asked
+from .gate import Gate
+from .seats import Seats
 from .slots import Engine, Slot, SlotState
 from .state import NodeState
 from .waiters import WaitingRoom
 
 
 class Loads:
-    """Starts loads as permits, slots and arena room allow, the oldest first."""
+    """Starts loads as permits, slots and arena room allow, in the order of their tenants' turns."""
 
     def __init__(self, state: NodeState, calls: EngineCalls, waiters: WaitingRoom) -> None:
         self._state = state
         self._queue = state.queue
         self._calls = calls
         self._waiters = waiters
-        # an overdue load needs arena room: nothing younger takes any meanwhile
+        self._seats = Seats(state)
+        self.gate = Gate(state.settings, state.queue, state.counts)
+        # an overdue load needs arena room: nothing whose turn is later takes any meanwhile
         self._arena_claimed = False
 
     # into the queue
@@ -31,107 +35,105 @@ class Loads:
     def admit(self, asked: Asked, adapter: str, now: float) -> None:
         """Wait for the load of ``adapter``, begin one, or refuse because a bound is reached."""
         request = asked.request
-        load = self._queue.get((request.base, adapter))
+        key = request.base, adapter
+        load = self._queue.get(key)
         if load is not None:
-            self._join(asked, load)
+            self._join(asked, load, now)
             return
-        if not self._queue.may_start and self._queue.room <= 0:
-            self._refuse_bound(asked, self._bound_message())
+        closed = self.gate.closed(request.tenant, key, now)
+        if closed and not (self._queue.has_permit and self._seats.any_room(request.base, None, now)):
+            retry_after_s = self.gate.come_back_s(request.tenant, key, now)
+            self._refuse_bound(asked, closed, retry_after_s)
             return
-        load = self._queue.add(request.base, adapter, request.digest, request.size, request.rank)
+        promise = None if closed else self.gate.let_in(request.tenant, key)
+        load = self._queue.add(request.base, adapter, request.digest, request.size, request.rank, now, promise=promise)
         self._state.changes.loads = True
         self._waiters.join(asked, load)
         self.pump(now)
-        if load.waiters and load.stage is Stage.WAITING and self._queue.room < 0:
-            self.fail(
-                load,
-                now,
-                Outcome.COLD_LOAD_BOUND,
-                self._bound_message(),
-                retry_after_s=self._queue.retry_after_s(),
-                elsewhere=True,
-            )
+        if closed and load.stage is Stage.WAITING and load.waiters:
+            self._turn_away(load, closed, now)
+        elif (other := self.gate.too_many()) is not None:
+            message = f"the queue of node {self._node} is full, and other tenants have less than their share of it"
+            self._turn_away(other, message, now)
 
-    def restore(self, engine: Engine, adapter: str, digest: str, size: int, rank: int) -> None:
+    def restore(self, engine: Engine, adapter: str, digest: str, size: int, rank: int, now: float) -> None:
         """Bring an adapter back that ``engine`` lost when it died, if a slot is free and nobody else needs it."""
-        if self._queue.get((engine.base, adapter)) is None:
-            self._queue.add(engine.base, adapter, digest, size, rank, background=True)
+        if self._queue.get((engine.base, adapter)) is None and not self._state.cordoned:
+            self._queue.add(engine.base, adapter, digest, size, rank, now, background=True)
 
     def give_up_unwanted(self, load: Load, now: float) -> None:
-        """The last waiter may have left: a load that has not started ends with it."""
-        if load.stage is Stage.WAITING and not load.waiters:
+        """The last waiter may have left: a load that has not started ends with it, and one whose bytes have only
+        begun to come, if others wait for their turn."""
+        if load.waiters or load.background:
+            return
+        if load.stage is Stage.WAITING:
             self.finish(load, now)
+        elif load.stage is Stage.FETCHING and self._queue.queued and self._cancel_fetch(load, now):
+            self.finish(load, now)
+            self.pump(now)
 
-    def _join(self, asked: Asked, load: Load) -> None:
+    def refuse_waiting(self, outcome: Outcome, message: str, now: float) -> None:
+        """Nothing new is loaded here any more: whoever waits for a load that has not begun is sent elsewhere."""
+        for load in list(self._queue.order()):
+            self.fail(load, now, outcome, message, elsewhere=True)
+
+    def _join(self, asked: Asked, load: Load, now: float) -> None:
         if len(load.waiters) >= self._state.settings.waiters_per_load:
-            self._refuse_bound(asked, f"{len(load.waiters)} requests wait for this revision already")
+            message = f"{len(load.waiters)} requests wait for this revision already"
+            self._refuse_bound(asked, message, self.gate.serves_in_s(load, now))
             return
         self._waiters.join(asked, load)
         if load.background:
-            self._queue.promote(load)
+            self._queue.promote(load, now)
 
     # what may start
 
     def pump(self, now: float) -> None:
         """Start every waiting load that can start."""
+        if not self._queue.may_start:
+            return
         self._arena_claimed = False
+        # bases without a slot for anybody, and for a tenant
         full: set[str] = set()
-        for load in self._queue.waiting():
-            if not self._queue.may_start:
-                return
+        full_for: set[tuple[str, str]] = set()
+        for load in self._queue.order():
             if load.stage is not Stage.WAITING or self._queue.get(load.key) is not load:
                 # starting another one ended it
                 continue
-            engine = None if load.base in full else self._pick(load, now)
+            place = load.base, load.tenant
+            hopeless = (load.base in full or place in full_for) and not self._seats.claims(load)
+            engine = None if hopeless else self._seats.pick(load, now)
             if engine is None:
                 self._lacks_slot(load, now)
-                if not any(self._room(other, None, now) > 0 for other in self._state.by_base[load.base]):
+                if not hopeless and not self._seats.any_room(load.base, None, now):
                     full.add(load.base)
+                elif not hopeless and not self._seats.any_room(load.base, load, now):
+                    full_for.add(place)
             elif not self._has_bytes(load, now):
                 self._lacks_arena(load, now)
             else:
                 self._start(load, engine, now)
+            if not self._queue.may_start:
+                return
 
     def _start(self, load: Load, engine: Engine, now: float) -> None:
-        self._queue.start(load, now)
+        resident = self._state.cache.resident(load.digest)
+        self._queue.start(load, now, resident=resident)
+        self.gate.started(load, now)
         self._state.changes.loads = True
         load.engine = engine.name
         load.stage = Stage.FETCHING
         self._state.cache.pin(load.digest, _owner(load))
-        if self._state.cache.resident(load.digest):
+        if resident:
+            self._state.cache.touch(load.digest)
             self.seat(load, now)
-
-    def _pick(self, load: Load, now: float) -> Engine | None:
-        """Where to install: an engine with a free slot, else one with an idle slot, the least busy first."""
-        fitting = [
-            engine
-            for engine in self._state.by_base[load.base]
-            if self._may_hold(engine, load, now)
-            and self._room(engine, load, now) > 0
-            and (engine.free_slots > 0 or not load.background)
-        ]
-        return min(fitting, key=lambda engine: (engine.free_slots == 0, engine.outstanding, engine.name), default=None)
-
-    def _may_hold(self, engine: Engine, load: Load, now: float) -> bool:
-        return (
-            engine.loadable
-            and load.adapter not in engine.slots
-            and self._state.misfit(engine, load.digest, load.rank, now) is None
-        )
-
-    def _room(self, engine: Engine, asker: Load | None, now: float) -> int:
-        """Slots to be had on ``engine``, less those that loads still fetching their bytes count on."""
-        counted = sum(
-            load.engine == engine.name and load is not asker for load in self._queue if load.stage is Stage.FETCHING
-        )
-        return engine.room(now) - counted
 
     def _has_bytes(self, load: Load, now: float) -> bool:
         """Whether the bytes are in the arena or on their way; begins a fetch if there is room for one."""
         return self._state.cache.get(load.digest) is not None or (
             not load.background
             and not self._arena_claimed
-            and self.fetch(load.digest, load.size, now, spare_leased=not self._overdue(load, now))
+            and self.fetch(load.digest, load.size, now, spare_leased=not self._seats.overdue(load, now))
         )
 
     def fetch(self, digest: str, size: int, now: float, *, spare_leased: bool) -> bool:
@@ -152,69 +154,53 @@ class Loads:
         self._state.digest_changed(digest)
         return True
 
-    # fairness by age
+    def _cancel_fetch(self, load: Load, now: float) -> bool:
+        """Stop the fetch of a load that nobody waits for, unless others share it or most of it is done."""
+        entry = self._state.cache.get(load.digest)
+        if entry is None or entry.ready or entry.overdue or load.digest in self._state.cancelled:
+            return False
+        if now - entry.since > self._queue.times.fetch_s(load.size) / 2.0:
+            return False
+        if any(other.digest == load.digest for other in self._queue if other is not load):
+            return False
+        self._state.cancelled.add(load.digest)
+        self._state.counts["fetches_cancelled"] += 1
+        self._state.effects.append(CancelFetch(digest=load.digest, generation=entry.extent.generation))
+        return True
 
-    def _overdue(self, load: Load, now: float) -> bool:
-        return load.blocked_since is not None and now - load.blocked_since > self._state.settings.slot_age_bound_s
+    # fairness by age
 
     def _lacks_slot(self, load: Load, now: float) -> None:
         """Past the age bound, a resident makes room."""
         if load.background:
             # it was a favour, and there is no room for favours
             self.finish(load, now)
-        elif self._blocked_too_long(load, now) and not self._draining(load):
-            self._drain_for(load, now)
+        elif self._seats.blocked(load, now) and not self._seats.claims(load):
+            self._seats.drain_for(load, now)
 
     def _lacks_arena(self, load: Load, now: float) -> None:
-        """Past the age bound, nobody younger takes arena room before it."""
+        """Past the age bound, nobody whose turn is later takes arena room before it."""
         if load.background:
             self.finish(load, now)
-        elif self._blocked_too_long(load, now):
+        elif self._seats.blocked(load, now):
             self._arena_claimed = True
-
-    def _blocked_too_long(self, load: Load, now: float) -> bool:
-        if load.blocked_since is None:
-            load.blocked_since = now
-        return self._overdue(load, now)
-
-    def _draining(self, load: Load) -> bool:
-        """Whether a slot is being kept from new leases for ``load``, and still there to be had."""
-        if load.drained is None:
-            return False
-        engine, slot = load.drained
-        return slot.state is SlotState.DRAINING and self._state.engines[engine].slots.get(slot.adapter) is slot
-
-    def _drain_for(self, load: Load, now: float) -> None:
-        """Let the slot that will be idle first take no new leases, for the sake of an overdue load."""
-        if sum(self._draining(other) for other in self._queue) >= self._queue.limit:
-            return
-        holders = [engine for engine in self._state.by_base[load.base] if self._may_hold(engine, load, now)]
-        candidates = [(engine, slot) for engine in holders if (slot := engine.idle_most()) is not None]
-        if candidates:
-            engine, slot = min(candidates, key=lambda pair: (pair[1].leases, pair[1].used_at))
-            slot.state = SlotState.DRAINING
-            load.drained = engine.name, slot
-            self._state.counts["drains"] += 1
-            self._state.slot_changed(engine, slot.digest)
 
     def _undrain(self, load: Load, now: float) -> None:
         """The slot that was drained for ``load`` serves again, unless it was taken."""
-        if self._draining(load) and load.drained is not None:
-            engine, slot = load.drained
-            load.drained = None
-            self.serve(self._state.engines[engine], slot, now)
-        load.drained = None
+        claimed = self._seats.give_up_claim(load)
+        if claimed is not None:
+            self.serve(*claimed, now)
 
     # from the arena into a slot
 
     def seat(self, load: Load, now: float) -> None:
         """The bytes are resident: take a slot for them, clear one, or wait again if all were taken meanwhile."""
-        engine = self._pick(load, now) if load.waiters or load.background else None
+        engine = self._seats.pick(load, now) if load.waiters or load.background else None
         if engine is None:
             self.bounce(load, now)
             return
         load.engine = engine.name
-        victim = None if engine.free_slots > 0 else engine.victim(now)
+        victim = None if engine.free_slots > 0 else self._seats.victim(engine, load, now)
         if victim is None:
             self.occupy(load, engine, now)
         else:
@@ -226,11 +212,15 @@ class Loads:
         self._undrain(load, now)
 
     def occupy(self, load: Load, engine: Engine, now: float) -> None:
-        """Install into a slot that is free."""
-        slot = Slot(load.adapter, load.digest, load.rank, SlotState.INSTALLING, used_at=now)
+        """Install into a slot that is free; not if nobody waits for it any more."""
+        if not load.waiters and not load.background:
+            self.finish(load, now)
+            return
+        slot = Slot(load.adapter, load.digest, load.rank, SlotState.INSTALLING, used_at=now, size=load.size)
         engine.slots[load.adapter] = slot
         load.stage = Stage.INSTALLING
         load.victim = ""
+        load.sent = now
         self._state.slot_changed(engine, load.digest)
         self._calls.install(engine, slot)
 
@@ -240,13 +230,15 @@ class Loads:
             self.finish(load, now)
             return
         self._state.cache.unpin(load.digest, _owner(load))
-        self._queue.requeue(load)
+        self._queue.requeue(load, now)
         self._state.changes.loads = True
 
     # how loads end
 
     def serve(self, engine: Engine, slot: Slot, now: float) -> None:
         """``slot`` takes leases from now on: grant those who wait for its adapter."""
+        if slot.state is SlotState.INSTALLING:
+            slot.since = now
         slot.state = SlotState.SERVING
         slot.unsure = False
         self._state.slot_changed(engine, slot.digest)
@@ -256,7 +248,7 @@ class Loads:
         self._waiters.grant(load, engine, now)
         installed_here = load.stage is Stage.INSTALLING and load.engine == engine.name
         if installed_here:
-            self._queue.measured(now - load.started)
+            self._queue.served(load, now)
         if installed_here or load.stage is Stage.WAITING:
             self.finish(load, now)
 
@@ -276,24 +268,33 @@ class Loads:
 
     def finish(self, load: Load, now: float) -> None:
         """Forget a load that nobody waits for any more; what it held is free."""
-        self._queue.remove(load)
+        self._forget(load, now)
+
+    def _turn_away(self, load: Load, message: str, now: float) -> None:
+        """End a load that waits because a bound is reached."""
+        retry_after_s = self.gate.come_back_s(load.tenant, load.key, now, order=load.order)
+        self._waiters.refuse(load, Outcome.COLD_LOAD_BOUND, message, retry_after_s=retry_after_s, elsewhere=True)
+        self._forget(load, now, refused=True)
+
+    def _forget(self, load: Load, now: float, *, refused: bool = False) -> None:
+        self._queue.remove(load, now, refused=refused)
         self._state.cache.unpin(load.digest, _owner(load))
         self._state.changes.loads = True
         self._undrain(load, now)
 
-    def _refuse_bound(self, asked: Asked, message: str) -> None:
+    def _refuse_bound(self, asked: Asked, message: str, retry_after_s: float) -> None:
         self._state.refuse(
             [asked.ask],
             asked.request.lease,
             Outcome.COLD_LOAD_BOUND,
             message,
-            retry_after_s=self._queue.retry_after_s(),
+            retry_after_s=retry_after_s,
             elsewhere=True,
         )
 
-    def _bound_message(self) -> str:
-        node = self._state.settings.node
-        return f"{self._queue.in_flight} loads are in flight and {self._queue.queued} wait on node {node}"
+    @property
+    def _node(self) -> str:
+        return self._state.settings.node
 
 
 def _owner(load: Load) -> Hashable:

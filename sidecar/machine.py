@@ -9,28 +9,35 @@ from catalog.names import adapter_name, split_adapter_name
 from wire.node import Acquire
 from wire.outcomes import Outcome
 
-from .cache import CachePolicy, Lru
+from .audit import Auditor
 from .calls import EngineCalls
 from .completions import Completions
 from .effects import AnyEffect
 from .events import (
     AnyEvent,
     Asked,
+    Cordoned,
     EngineDown,
     EngineRemarked,
     EngineUp,
+    FetchCancelled,
     FetchDone,
     FetchFailed,
     FetchOverdue,
     GatewayHeard,
+    GatewayHolds,
     OperationEnded,
     PrefetchHinted,
     Released,
+    RevisionOffered,
     Tick,
 )
 from .leases import Life
 from .lifecycle import Lifecycle
 from .loads import Loads
+from .policies import CachePolicy, make_policy
+from .prefetch import Prefetches
+from .resync import Resync
 from .settings import SidecarSettings
 from .slots import Engine, least_loaded
 from .state import NodeState
@@ -44,21 +51,28 @@ class Machine:
     """One node. ``handle`` is called with every event in the order of happening, and with the time of it."""
 
     def __init__(self, settings: SidecarSettings, policy: CachePolicy | None = None) -> None:
-        self.state = NodeState(settings, policy or Lru())
+        self.state = NodeState(settings, policy or make_policy(settings.cache_policy, settings.arena_bytes))
         self.waiters = WaitingRoom(self.state)
         self._calls = EngineCalls(self.state)
         self._loads = Loads(self.state, self._calls, self.waiters)
+        self.prefetches = Prefetches(self.state, self._loads)
         self._completions = Completions(self.state, self._calls, self._loads)
         self._lifecycle = Lifecycle(self.state, self._calls, self._loads, self.waiters)
+        self._resync = Resync(self.state, self.waiters)
+        self.auditor = Auditor(self.state)
         self._ticked: float | None = None
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             Asked: self._asked,
             Released: self._released,
             GatewayHeard: self._gateway_heard,
-            PrefetchHinted: self._prefetch_hinted,
+            GatewayHolds: self._gateway_holds,
+            Cordoned: self._then_pump(self._lifecycle.cordoned),
+            PrefetchHinted: self.prefetches.hinted,
+            RevisionOffered: self.prefetches.offered,
             FetchDone: self._then_pump(self._completions.fetch_done),
             FetchOverdue: self._then_pump(self._completions.fetch_overdue),
             FetchFailed: self._then_pump(self._completions.fetch_failed),
+            FetchCancelled: self._then_pump(self._completions.fetch_cancelled),
             EngineUp: self._then_pump(self._lifecycle.engine_up),
             EngineDown: self._then_pump(self._lifecycle.engine_down),
             EngineRemarked: self._lifecycle.engine_remarked,
@@ -70,6 +84,7 @@ class Machine:
     def handle(self, event: AnyEvent, now: float) -> list[AnyEffect]:
         """Apply one event; what it wants done, in order."""
         self._handlers[type(event)](event, now)
+        self.prefetches.settle(now)
         effects, self.state.effects = self.state.effects, []
         return effects
 
@@ -88,9 +103,14 @@ class Machine:
             message = f"a later life of gateway {request.gateway} was heard already: is its name in use twice?"
             self.state.refuse((event.ask,), request.lease, Outcome.NO_HEALTHY_NODE, message)
             return
+        self.prefetches.asked(request)
         key = request.gateway, request.lease
         adapter = adapter_name(request.tenant, request.digest) if request.digest else ""
         if self._asked_before(event, key, adapter, now):
+            return
+        if self.state.cordoned:
+            outcome, message = Outcome.NO_HEALTHY_NODE, self.state.cordon_message
+            self.state.refuse((event.ask,), request.lease, outcome, message, elsewhere=True)
             return
         engines = self.state.by_base.get(request.base)
         engine = least_loaded(engines, adapter) if engines else None
@@ -175,6 +195,16 @@ class Machine:
     def _gateway_heard(self, event: GatewayHeard, now: float) -> None:
         self._heard(event.gateway, event.instance, now)
 
+    def _gateway_holds(self, event: GatewayHolds, now: float) -> None:
+        holding = event.holding
+        if not self._heard(holding.gateway, holding.instance, now):
+            return
+        waited, idle = self._resync.take(holding, now)
+        for key in waited:
+            self._withdraw(key, "its gateway waits for it no more", now)
+        if idle:
+            self._loads.pump(now)
+
     def _heard(self, gateway: str, instance: str, now: float) -> bool:
         """Take a message as its gateway's sign of life; False where it is of a life that has ended.
 
@@ -191,14 +221,7 @@ class Machine:
             self.state.counts["messages_of_past_lives"] += 1
         return life is not Life.PAST
 
-    # hints and time
-
-    def _prefetch_hinted(self, event: PrefetchHinted, now: float) -> None:
-        """Only while no load runs or waits: a guess must not slow down what somebody asked for."""
-        known = self.state.cache.get(event.digest) is not None or event.digest in self.state.failures
-        idle = self.state.queue.in_flight == 0 and self.state.queue.queued == 0
-        if idle and not known and event.size > 0 and self.state.cache.fits(event.size):
-            self._loads.fetch(event.digest, event.size, now, spare_leased=True)
+    # time
 
     def _tick(self, event: Tick, now: float) -> None:
         if self._ticked is not None and now - self._ticked > _STALL_S:
@@ -216,5 +239,7 @@ class Machine:
         for digest in self.state.failures.forget_old(now):
             self.state.digest_changed(digest)
         self.state.unfit.forget_old(now)
+        self._loads.gate.expire(now)
         self._completions.retry_unsure(now)
         self._completions.compare(now)
+        self.auditor.tick(now)

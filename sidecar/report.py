@@ -16,6 +16,8 @@ _BY_SLOT = {
     SlotState.DRAINING: Residency.DRAINING,
     SlotState.REMOVING: Residency.DRAINING,
 }
+# a bound on what a report holds, whoever asks
+MOST_TENANTS = 16
 # the best of a revision's slots counts
 _RANKING = (Residency.SERVING, Residency.INSTALLING, Residency.DRAINING)
 
@@ -47,6 +49,7 @@ def _residency(state: NodeState, digest: str, in_slots: set[Residency]) -> Resid
 
 def engine_report(engine: Engine) -> EngineReport:
     limits = engine.limits
+    serving = [slot for slot in engine.slots.values() if slot.state is SlotState.SERVING]
     return EngineReport(
         engine=engine.name,
         backend=engine.settings.backend,
@@ -58,11 +61,13 @@ def engine_report(engine: Engine) -> EngineReport:
         # of an engine that starts, what it is started with: a gateway must not take it for one that never fits
         max_rank=limits.max_rank if limits else engine.settings.max_rank,
         targets=limits.targets if limits else (),
-        serving=tuple(name for name in engine.slots if engine.serving(name)),
+        serving=tuple(slot.adapter for slot in serving),
         outstanding=engine.outstanding,
         pid=engine.pid,
         since=engine.since,
         restarts=engine.restarts,
+        leases=tuple(slot.leases for slot in serving),
+        changing=len(engine.slots) - len(serving),
     )
 
 
@@ -74,12 +79,10 @@ def full_report(state: NodeState, *, epoch: int, number: int) -> NodeReport:
         engines=tuple(engine_report(engine) for engine in state.engines.values()),
         resident=residencies(state),
         arena_bytes=state.cache.capacity,
-        arena_used=state.cache.used,
-        loads_in_flight=state.queue.in_flight,
-        loads_queued=state.queue.queued,
         base_names=tuple(sorted(state.by_base)),
+        queued_by_tenant=_queued_by_tenant(state),
         number=number,
-        **_counters(state),
+        **_figures(state),
     )
 
 
@@ -89,20 +92,43 @@ def delta_report(state: NodeState, changes: Changes) -> NodeDelta:
         node=state.settings.node,
         residency=residencies(state, changes.digests) if changes.digests else {},
         engines=tuple(engine_report(state.engines[name]) for name in sorted(changes.engines | changes.counts)),
-        arena_used=state.cache.used,
-        loads_in_flight=state.queue.in_flight,
-        loads_queued=state.queue.queued,
-        **_counters(state),
+        queued_by_tenant=_queued_by_tenant(state) if changes.loads else None,
+        **_figures(state),
     )
 
 
-class _Counters(TypedDict):
+class _Figures(TypedDict):
+    """What both kinds of report tell each time."""
+
+    arena_used: int
+    loads_in_flight: int
+    loads_queued: int
+    loads_limit: int
+    load_s: float
+    load_rate: float
+    draining: bool
     fetches: int
     installs: int
     rejected: int
+    audit_findings: int
 
 
-def _counters(state: NodeState) -> _Counters:
-    counts = state.counts
-    rejected = counts[f"refused_{Outcome.COLD_LOAD_BOUND}"]
-    return {"fetches": counts["fetched"], "installs": counts["installed"], "rejected": rejected}
+def _figures(state: NodeState) -> _Figures:
+    queue, counts = state.queue, state.counts
+    return {
+        "arena_used": state.cache.used,
+        "loads_in_flight": queue.in_flight,
+        "loads_queued": queue.queued,
+        "loads_limit": queue.limit,
+        "load_s": queue.times.load_s,
+        "load_rate": queue.drain_rate,
+        "draining": state.cordoned,
+        "fetches": counts["fetched"],
+        "installs": counts["installed"],
+        "rejected": counts[f"refused_{Outcome.COLD_LOAD_BOUND}"],
+        "audit_findings": counts["audit_findings"],
+    }
+
+
+def _queued_by_tenant(state: NodeState) -> dict[str, int]:
+    return dict(state.queue.turns.longest(MOST_TENANTS))

@@ -7,9 +7,9 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from backends.interface import EngineBackend
 from catalog.artifacts import open_store
@@ -18,21 +18,39 @@ from wire.node import (
     AnswerOfNode,
     AskOfNode,
     AskState,
+    Cordon,
     GatewayAlive,
+    Holding,
     Prefetch,
     Release,
     ReportOfNode,
 )
 from wire.outcomes import RoostError
-from wire.sockets import FeedPublisher, Reply, Responder
+from wire.sockets import ZEROMQ, FeedPublisher, Reply, Responder, Sockets
 
 from .arena import Arena, segment_name
-from .audit import audit
-from .effects import Answer, AnyEffect, ClearExtent, StartFetch
+from .cordon import is_cordoned, keep_cordoned
+from .disk import DiskTier, open_tier
+from .effects import Answer, AnyEffect, CancelFetch, ClearExtent, StartFetch
 from .engines import EngineKeeper
-from .events import AnyEvent, Asked, FetchDone, FetchFailed, FetchOverdue, GatewayHeard, PrefetchHinted, Released, Tick
+from .events import (
+    AnyEvent,
+    Asked,
+    Cordoned,
+    FetchCancelled,
+    FetchDone,
+    FetchFailed,
+    FetchOverdue,
+    GatewayHeard,
+    GatewayHolds,
+    PrefetchHinted,
+    Released,
+    Tick,
+)
 from .fetch import Fetcher
 from .machine import Machine
+from .offers import OfferFeed
+from .policies import make_policy
 from .reporter import Reporter
 from .settings import SidecarSettings
 from .transitions import log_effect, log_event
@@ -45,40 +63,81 @@ _STATS_EVERY_S = 60.0
 _ANSWER_MARGIN_S = 0.05
 
 
+class Storage(NamedTuple):
+    """The node's arena, what brings artifacts into it, and the copies on disk that it may look for them in."""
+
+    arena: Arena
+    fetcher: Fetcher
+    disk: DiskTier | None = None
+
+
+def open_storage(settings: SidecarSettings) -> Storage:
+    """Raises StorageFull where the host has no room for the arena."""
+    arena = Arena(segment_name(settings.node, settings.run_dir), settings.arena_bytes)
+    store = open_store(Path(settings.store_dir), settings.store)
+    disk = None
+    if settings.store.remote and settings.disk_dir and settings.disk_bytes:
+        policy = make_policy(settings.cache_policy, settings.disk_bytes)
+        disk = open_tier(Path(settings.disk_dir), settings.disk_bytes, arena, policy)
+    fetcher = Fetcher(
+        store,
+        arena,
+        workers=settings.loads_in_flight + 1,
+        timeout_s=settings.load_timeout_s,
+        nearer=[disk] if disk else [],
+    )
+    return Storage(arena, fetcher, disk)
+
+
 class Sidecar:
     """One node's sidecar on the running loop. ``backends`` are the drivers of ``settings.engines``, by name.
 
     Raises InvalidRequest where it can't serve at its endpoints (another sidecar does), StorageFull without an arena.
+    ``sockets`` and ``storage`` are others where the world around it is simulated.
     """
 
-    def __init__(self, settings: SidecarSettings, backends: Mapping[str, EngineBackend]) -> None:
+    def __init__(
+        self,
+        settings: SidecarSettings,
+        backends: Mapping[str, EngineBackend],
+        *,
+        sockets: Sockets = ZEROMQ,
+        storage: Callable[[SidecarSettings], Storage] = open_storage,
+    ) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.machine = Machine(settings)
+        if is_cordoned(settings.run_dir, settings.node):
+            self.machine.handle(Cordoned(on=True), self._loop.time())
         self._replies: dict[int, Reply[AnswerOfNode]] = {}
         self._asks = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._fetches: dict[int, asyncio.Task[None]] = {}
         self._closed = False
         self._broken: asyncio.Future[None] = self._loop.create_future()
         # binding comes first: it fails where another sidecar of this node runs, whose arena must not be unlinked
-        self._responder: Responder[AskOfNode, AnswerOfNode] = Responder(
+        self._responder: Responder[AskOfNode, AnswerOfNode] = sockets.responder(
             settings.endpoint, AskOfNode, AnswerOfNode, self._on_ask, curve=settings.curve
         )
-        self._feed: FeedPublisher[ReportOfNode] = FeedPublisher(
+        self._feed: FeedPublisher[ReportOfNode] = sockets.publisher(
             settings.feed_endpoint, ReportOfNode, epoch=time.time_ns(), curve=settings.curve
         )
-        self.arena = Arena(segment_name(settings.node, settings.run_dir), settings.arena_bytes)
-        self._fetcher = Fetcher(
-            open_store(Path(settings.store_dir), settings.store),
-            self.arena,
-            workers=settings.loads_in_flight + 1,
-            timeout_s=settings.load_timeout_s,
-        )
+        self.arena, self._fetcher, disk = storage(settings)
         self._keepers = {
             name: EngineKeeper(backend, self.arena, self._apply, timeout_s=settings.load_timeout_s)
             for name, backend in backends.items()
         }
         self._reporter = Reporter(self.machine.state, self._feed, full_every_s=settings.full_state_every_s)
+        self._offers: OfferFeed | None = None
+        if settings.registrar_feed:
+            self._offers = OfferFeed(
+                settings.registrar_feed,
+                self._apply,
+                self.machine.prefetches.holds,
+                disk.drop if disk else _nothing,
+                curve=settings.curve,
+                sockets=sockets,
+            )
         self._tick = self._loop.call_later(_TICK_S, self._on_tick)
         self._stats = self._loop.call_later(_STATS_EVERY_S, self._on_stats)
 
@@ -102,6 +161,8 @@ class Sidecar:
         self._tick.cancel()
         self._stats.cancel()
         self._responder.close()
+        if self._offers is not None:
+            self._offers.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -128,19 +189,33 @@ class Sidecar:
             self._apply(GatewayHeard(gateway=ask.gateway, instance=ask.instance))
         elif isinstance(ask, AskState):
             reply(self._reporter.report())
+        elif isinstance(ask, Holding):
+            self._apply(GatewayHolds(holding=ask))
+        elif isinstance(ask, Cordon):
+            self._cordon(ask, reply)
         elif isinstance(ask, Prefetch):
             self._apply(PrefetchHinted(digest=ask.digest, size=ask.size))
+
+    def _cordon(self, ask: Cordon, reply: Reply[AnswerOfNode]) -> None:
+        try:
+            keep_cordoned(self._settings.run_dir, self._settings.node, on=ask.on)
+        except OSError as error:
+            # what the operator wants holds all the same, but not for the next life
+            _log.error("that node %s is cordoned (or is not) can't be kept: %s", self._settings.node, error)
+        _log.info("node %s is %s service", self._settings.node, "out of" if ask.on else "in")
+        self._apply(Cordoned(on=ask.on))
+        reply(self._reporter.report())
 
     def _on_tick(self) -> None:
         self._tick = self._loop.call_later(_TICK_S, self._on_tick)
         self._apply(Tick())
+        for line in self.machine.auditor.untold():
+            _log.error("the books are wrong: %s", line)
 
     def _on_stats(self) -> None:
         self._stats = self._loop.call_later(_STATS_EVERY_S, self._on_stats)
         counts = sorted(self.machine.state.counts.items())
         _log.info("since the start: %s", " ".join(f"{name}={count}" for name, count in counts))
-        for line in audit(self.machine.state):
-            _log.error("the books are wrong: %s", line)
 
     def _apply(self, event: AnyEvent) -> None:
         if self._closed or self._broken.done():
@@ -163,11 +238,24 @@ class Sidecar:
         if isinstance(effect, Answer):
             self._replies.pop(effect.ask)(effect.answer)
         elif isinstance(effect, StartFetch):
-            self._spawn(self._fetch(effect))
+            self._start_fetch(effect)
+        elif isinstance(effect, CancelFetch):
+            self._fetches[effect.generation].cancel()
         elif isinstance(effect, ClearExtent):
             self.arena.clear(effect.extent)
         else:
             self._keepers[effect.engine].perform(effect)
+
+    def _start_fetch(self, effect: StartFetch) -> None:
+        task = self._spawn(self._fetch(effect))
+        self._fetches[effect.extent.generation] = task
+        task.add_done_callback(lambda task: self._on_fetch_ended(task, effect))
+
+    def _on_fetch_ended(self, task: asyncio.Task[None], effect: StartFetch) -> None:
+        del self._fetches[effect.extent.generation]
+        if task.cancelled():
+            # also where it was cancelled before it had begun
+            self._apply(FetchCancelled(digest=effect.digest, generation=effect.extent.generation))
 
     async def _fetch(self, effect: StartFetch) -> None:
         digest, generation = effect.digest, effect.extent.generation
@@ -183,10 +271,11 @@ class Sidecar:
         else:
             self._apply(FetchDone(digest=digest, generation=generation))
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
+        return task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -194,3 +283,7 @@ class Sidecar:
             error = task.exception()
             if error is not None and not self._broken.done():
                 self._broken.set_exception(error)
+
+
+def _nothing(digest: str) -> None:
+    """There are no copies on disk."""

@@ -8,14 +8,27 @@ from backends.interface import EngineSettings
 from catalog.artifacts import OWN_FOLDER, StoreLocation
 from catalog.settings import CurveSettings
 
+from .policies import PolicyName
+
 
 class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sizes in bytes, times in seconds. ``store_dir`` holds the artifacts unless ``store`` says where;
     ``run_dir`` holds what outlives the sidecar (engine records, adapter folders).
 
+    How many loads are in flight at once follows what they take, between ``loads_in_flight_min`` and
+    ``loads_in_flight``. ``loads_queued`` and, within it, ``loads_queued_per_tenant`` bound those that wait for their
+    turn.
+
+    An adapter keeps its slot for ``min_residency_s`` after it came, while another can go; and a tenant that has no more
+    than its share of an engine's slots keeps those that it used within ``slot_share_s``.
+
     A load that found no slot or no room for ``slot_age_bound_s`` may take them from residents: a slot gets no new
     leases until it is free. An adapter whose lease was lost (its gateway fell silent) stays ``lost_lease_hold_s`` more
     in an engine that cannot tell whether it is still in use.
+
+    With an object store, copies of what was fetched are kept in ``disk_dir``, ``disk_bytes`` of them at most; without
+    either, none are. ``cache_policy`` decides what leaves it, and what leaves the arena. With a ``registrar_feed``,
+    what is published for policies that this node holds is fetched ahead while nobody waits for anything.
     """
 
     node: str
@@ -26,8 +39,11 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     log_dir: str
     engines: tuple[EngineSettings, ...]
     arena_bytes: int = 1 << 30
-    loads_in_flight: int = 2
+    cache_policy: PolicyName = PolicyName.ADAPTIVE
+    loads_in_flight_min: int = 1
+    loads_in_flight: int = 8
     loads_queued: int = 64
+    loads_queued_per_tenant: int = 48
     waiters_per_load: int = 4096
     load_timeout_s: float = 60.0
     negative_first_s: float = 1.0
@@ -35,7 +51,11 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     gateway_silence_s: float = 15.0
     full_state_every_s: float = 10.0
     slot_age_bound_s: float = 5.0
+    min_residency_s: float = 2.0
+    slot_share_s: float = 60.0
     lost_lease_hold_s: float = 60.0
     registrar_feed: str = ""
+    disk_dir: str = ""
+    disk_bytes: int = 8 << 30
     store: StoreLocation = OWN_FOLDER
     curve: CurveSettings | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from collections.abc import Iterable
 
@@ -10,6 +11,8 @@ import msgspec
 
 from backends.interface import EngineLimits, EngineSettings, Health
 from catalog.names import split_adapter_name
+
+LoadKey = tuple[str, str]
 
 # a slot whose engine said "busy", or whose lease was lost on an engine that can't say so, is left alone this long
 HOLD_S = 2.0
@@ -27,7 +30,8 @@ class SlotState(enum.StrEnum):
 class Slot(msgspec.Struct):
     """One adapter in one engine. ``unsure``: the engine has not confirmed the last call about it.
 
-    It is no victim before ``hold_until``.
+    It is no victim before ``hold_until``, and only of the load (base, adapter) ``claimed_by`` if there is one. It
+    serves since ``since``. ``size`` is its revision's, in bytes; 0 where the adapter was there before us.
     """
 
     adapter: str
@@ -38,10 +42,18 @@ class Slot(msgspec.Struct):
     used_at: float = 0.0
     hold_until: float = 0.0
     unsure: bool = False
+    since: float = -math.inf
+    size: int = 0
+    claimed_by: LoadKey | None = None
 
-    def evictable(self, now: float) -> bool:
-        idle = self.leases == 0 and self.state in (SlotState.SERVING, SlotState.DRAINING)
-        return idle and self.hold_until <= now
+    def evictable(self, now: float, load: LoadKey | None) -> bool:
+        """Whether ``load`` may take the slot; None is one that claims nothing."""
+        return (
+            self.leases == 0
+            and (self.state is SlotState.SERVING or self.state is SlotState.DRAINING)
+            and self.hold_until <= now
+            and (self.claimed_by is None or self.claimed_by == load)
+        )
 
 
 class CallKind(enum.StrEnum):
@@ -82,6 +94,7 @@ class Engine:
         # adapters in the engine that are not named the way we name them: not ours to touch
         self.foreign = 0
         self.call: Call | None = None
+        self.call_ended_at = 0.0
         self.queued: deque[Call] = deque()
         # adapters to bring back after a restart, the most recently used first
         self.lost: list[Slot] = []
@@ -139,23 +152,14 @@ class Engine:
             return f"rank {rank} is above the maximum of engine {self.name}, {limits.max_rank}"
         return None
 
+    def leasable(self, adapter: str) -> bool:
+        """Whether a lease for ``adapter`` may stand: it may also be one that takes no new ones."""
+        slot = self.slots.get(adapter)
+        return slot is not None and (slot.state is SlotState.SERVING or slot.state is SlotState.DRAINING)
+
     def serving(self, adapter: str) -> Slot | None:
         slot = self.slots.get(adapter)
         return slot if slot is not None and slot.state is SlotState.SERVING else None
-
-    def room(self, now: float) -> int:
-        """How many more adapters could be brought in now: free slots, and those whose adapter may be evicted."""
-        return self.free_slots + sum(slot.evictable(now) for slot in self.slots.values())
-
-    def victim(self, now: float) -> Slot | None:
-        """The idle slot to give up: one that was drained for this purpose, else the least recently used."""
-        idle = [slot for slot in self.slots.values() if slot.evictable(now)]
-        return min(idle, key=lambda slot: (slot.state is SlotState.SERVING, slot.used_at), default=None)
-
-    def idle_most(self) -> Slot | None:
-        """The serving slot that will probably be idle first: the one with the fewest leases."""
-        serving = [slot for slot in self.slots.values() if slot.state is SlotState.SERVING and slot.leases]
-        return min(serving, key=lambda slot: (slot.leases, slot.used_at), default=None)
 
 
 def least_loaded(engines: list[Engine], adapter: str) -> Engine | None:

@@ -11,10 +11,11 @@ from wire.node import Acquire, Granted, Refused
 from wire.outcomes import Outcome
 
 from .admission import LoadQueue
-from .cache import ArenaCache, CachePolicy
+from .cache import ArenaCache
 from .effects import Answer, AnyEffect
 from .leases import Lease, LeaseTable
 from .negative import NegativeCache
+from .policies import CachePolicy
 from .settings import SidecarSettings
 from .slots import HOLD_S, Engine, Slot
 
@@ -47,11 +48,14 @@ class NodeState:
             self.by_base.setdefault(engine.base, []).append(engine)
         self.cache = ArenaCache(settings.arena_bytes, policy)
         self.leases = LeaseTable(settings.gateway_silence_s)
-        self.queue = LoadQueue(settings.loads_in_flight, settings.loads_queued)
+        self.queue = LoadQueue(settings)
         self.failures: NegativeCache[str] = NegativeCache(settings.negative_first_s, settings.negative_max_s)
         self.unfit: NegativeCache[tuple[str, EngineLimits]] = NegativeCache(
             min(_UNFIT_FIRST_S, settings.negative_max_s), settings.negative_max_s
         )
+        self.cordoned = False
+        # digests whose fetch was told to stop and has not ended yet
+        self.cancelled: set[str] = set()
         self.changes = Changes()
         self.counts: Counter[str] = Counter()
         self.effects: list[AnyEffect] = []
@@ -60,17 +64,27 @@ class NodeState:
         """Make the lease that ``request`` asks for on ``engine``, which serves it, and answer."""
         adapter = request.digest and adapter_name(request.tenant, request.digest)
         lease = Lease(request.gateway, request.lease, engine.name, adapter, request.digest)
-        self.leases.add(lease, request.instance, now + request.ttl_s, now)
-        engine.outstanding += 1
-        self.changes.counts.add(engine.name)
+        self.count_lease(lease, request.instance, now + request.ttl_s, now)
         if adapter:
             slot = engine.slots[adapter]
-            slot.leases += 1
-            slot.used_at = now
             slot.rank = slot.rank or request.rank
-            self.cache.touch(request.digest)
+            slot.size = slot.size or request.size
+            if not waited:
+                # what waited counts when its load began, once for all who did
+                self.cache.touch(request.digest)
         self.counts["granted_after_load" if waited else "granted"] += 1
         self.repeat(asks, lease, waited=waited)
+
+    def count_lease(self, lease: Lease, instance: str, expires: float, now: float) -> None:
+        """Enter a new lease of the gateway's life ``instance``, on an engine that has its adapter."""
+        self.leases.add(lease, instance, expires, now)
+        engine = self.engines[lease.engine]
+        engine.outstanding += 1
+        self.changes.counts.add(engine.name)
+        if lease.adapter:
+            slot = engine.slots[lease.adapter]
+            slot.leases += 1
+            slot.used_at = now
 
     def repeat(self, asks: Iterable[int], lease: Lease, *, waited: bool = False) -> None:
         """Tell where a lease that stands leads to."""
@@ -138,6 +152,10 @@ class NodeState:
             return None
         refused = self.unfit.blocked((digest, engine.limits), now)
         return engine.misfit(rank) or (refused.message if refused else None)
+
+    @property
+    def cordon_message(self) -> str:
+        return f"node {self.settings.node} is being drained"
 
     def hold(self, slot: Slot, now: float) -> None:
         """Leave a slot alone for a while: its engine is not done with it."""

@@ -6,9 +6,10 @@ import logging
 
 from wire.node import Refused
 
-from .effects import Answer, AnyEffect, ClearExtent, StartFetch, StartInstall, StartRemove
+from .effects import Answer, AnyEffect, CancelFetch, ClearExtent, StartFetch, StartInstall, StartRemove
 from .events import (
     AnyEvent,
+    FetchCancelled,
     FetchDone,
     FetchFailed,
     FetchOverdue,
@@ -30,6 +31,8 @@ def log_event(event: AnyEvent) -> None:
         _log.warning("fetch of %s hangs: %s", event.digest, event.message)
     elif isinstance(event, FetchFailed):
         _log.warning("fetch of %s failed (%s): %s", event.digest, event.outcome, event.message)
+    elif isinstance(event, FetchCancelled):
+        _log.info("fetch of %s was cancelled", event.digest)
     elif isinstance(event, InstallDone):
         _log.info("call %d: installed on %s", event.op, event.engine)
     elif isinstance(event, InstallRejected | InstallBroke | InstallUnsure | RemoveUnsure):
@@ -44,6 +47,8 @@ def log_effect(effect: AnyEffect) -> None:
             _log.debug("refused (%s): %s", effect.answer.outcome, effect.answer.message)
     elif isinstance(effect, StartFetch):
         _log.info("fetch %s, %d bytes", effect.digest, effect.extent.length)
+    elif isinstance(effect, CancelFetch):
+        _log.info("cancel the fetch of %s", effect.digest)
     elif isinstance(effect, ClearExtent):
         _log.info("evict %s from the arena", effect.digest)
     elif isinstance(effect, StartInstall):

@@ -112,9 +112,45 @@ class Prefetch(NodeMessage, frozen=True, kw_only=True):
     size: int
 
 
+class Cordon(NodeMessage, frozen=True, kw_only=True):
+    """Take the node out of service, or back in; a request, answered with full state.
+
+    A cordoned node grants no new lease and starts no load that has not begun (refused ``elsewhere``); leases and loads
+    under way go on. It is drained once no engine has an outstanding lease. It stays so over restarts of its sidecar.
+    """
+
+    on: bool
+
+
+class HeldLease(msgspec.Struct, frozen=True):
+    """A lease as its gateway has it, which may still be used for ``ttl_s``; ``adapter`` is empty for the base."""
+
+    lease: int
+    engine: str
+    adapter: str
+    ttl_s: float
+
+
+class Holding(NodeMessage, frozen=True, kw_only=True):
+    """One-way: all that a gateway holds of this node, so that neither side's crash leaves the books of the two apart.
+
+    Sent when the node's epoch changed or its connection came back, and now and then. ``asked`` are the leases that the
+    gateway waits for; ``newest`` is the highest number that it has used here, so that whatever the node has of it up to
+    that number, and is not named, was given back.
+    """
+
+    gateway: str
+    instance: str
+    leases: tuple[HeldLease, ...]
+    asked: tuple[int, ...] = ()
+    newest: int = 0
+
+
 class EngineReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """One engine of a node. ``serving`` lists the adapters in its slots; ``outstanding`` counts leases.
 
+    ``leases`` counts them by adapter, in the order of ``serving``. ``changing`` counts slots that are neither free nor
+    serving: an adapter is being brought in or taken out.
     ``pid`` is its process, where the node started it; ``since`` is when its health last changed, in Unix seconds. 0 is
     what is not known. ``restarts`` counts its lives after the first that this sidecar saw.
     """
@@ -133,6 +169,8 @@ class EngineReport(msgspec.Struct, frozen=True, omit_defaults=True):
     pid: int = 0
     since: float = 0.0
     restarts: int = 0
+    leases: tuple[int, ...] = ()
+    changing: int = 0
 
 
 class NodeReport(NodeMessage, frozen=True, kw_only=True):
@@ -140,7 +178,11 @@ class NodeReport(NodeMessage, frozen=True, kw_only=True):
 
     ``number`` is the newest of the feed when it was taken: it holds all that messages up to that number tell.
     ``fetches``, ``installs`` and ``rejected`` count since the sidecar started: revisions fetched into the arena,
-    installs that an engine confirmed, and acquires refused because a bound was reached.
+    installs that an engine confirmed, and acquires refused because a bound was reached. ``audit_findings`` counts what
+    did not add up in its books: never anything but 0, or it is a bug.
+    ``load_s`` is how long a cold load takes lately from its start to its serving, ``load_rate`` how many leave the
+    queue a second while any wait, ``loads_limit`` how many may run at once now. ``queued_by_tenant`` counts waiting
+    loads of the tenants that have most of them.
     """
 
     node: str
@@ -158,12 +200,18 @@ class NodeReport(NodeMessage, frozen=True, kw_only=True):
     installs: int = 0
     rejected: int = 0
     number: int = 0
+    load_s: float = 0.0
+    load_rate: float = 0.0
+    loads_limit: int = 0
+    queued_by_tenant: dict[str, int] = {}
+    audit_findings: int = 0
 
 
 class NodeDelta(NodeMessage, frozen=True, kw_only=True):
     """What changed since the previous number of the feed. Absent keys did not change.
 
-    ``residency`` maps a digest to its new state (``absent`` removes it); ``engines`` replaces whole engine reports.
+    ``residency`` maps a digest to its new state (``absent`` removes it); ``engines`` replaces whole engine reports;
+    ``queued_by_tenant`` replaces all of it, None where it did not change.
     """
 
     node: str
@@ -175,8 +223,14 @@ class NodeDelta(NodeMessage, frozen=True, kw_only=True):
     fetches: int = -1
     installs: int = -1
     rejected: int = -1
+    load_s: float = -1.0
+    load_rate: float = -1.0
+    loads_limit: int = -1
+    queued_by_tenant: dict[str, int] | None = None
+    audit_findings: int = -1
+    draining: bool | None = None
 
 
-AskOfNode = Acquire | Release | GatewayAlive | AskState | Prefetch
+AskOfNode = Acquire | Release | GatewayAlive | AskState | Prefetch | Cordon | Holding
 AnswerOfNode = Granted | Refused | NodeReport
 ReportOfNode = NodeReport | NodeDelta

@@ -11,12 +11,26 @@ from aiohttp import web
 from gateway.http import error_answer, error_body
 from wire.outcomes import InvalidRequest, NotFound, RoostError, TooLarge
 
-from . import artifacts, bases, channels, health, keys, models, openapi, policies, position, retention, status, where
+from . import (
+    artifacts,
+    bases,
+    channels,
+    health,
+    keys,
+    models,
+    nodes,
+    openapi,
+    policies,
+    position,
+    retention,
+    status,
+    where,
+)
 from .requests import caller
 from .services import SERVICES, Services
 
 PARTS = (
-    health, models, status, bases, policies, where, artifacts, channels, retention, keys, position, openapi,
+    health, models, status, nodes, bases, policies, where, artifacts, channels, retention, keys, position, openapi,
 )  # fmt: skip
 
 _log = logging.getLogger(__name__)

@@ -92,6 +92,16 @@ class NewTrainingRecord(Versioned, frozen=True, kw_only=True):
     revision: Whole = 0
 
 
+class NoFields(Body, frozen=True, kw_only=True):
+    """Nothing to say: the path says it all."""
+
+
+class DrainBody(Body, frozen=True, kw_only=True):
+    """The answer waits up to ``wait_s`` seconds for the last request to leave the node."""
+
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
+
+
 class Garbage(Body, frozen=True, kw_only=True):
     """What was condemned this many seconds ago goes, and files that nothing names and are older than that.
 

@@ -218,6 +218,37 @@ class BaseList(Document, frozen=True):
     bases: list[BaseDocument]
 
 
+class NodeDocument(Document, frozen=True):
+    """A node as this gateway sees it. ``state`` is ``serving``, ``cordoned`` (nothing new goes there), ``drained`` (nor
+    is any request there), ``doubtful`` (its connection broke just now), ``silent`` or ``joining`` (never heard).
+
+    ``leases`` count the requests of all gateways there, ``own_leases`` those of this one; ``slots`` are of its ready
+    engines.
+    """
+
+    node: str
+    state: str
+    endpoint: str
+    bases: tuple[str, ...]
+    engines: int
+    engines_ready: int
+    slots: int
+    slots_used: int
+    leases: int
+    own_leases: int
+    loads_in_flight: int
+    loads_queued: int
+    load_s: float
+    resident: int
+
+
+class NodeList(Document, frozen=True):
+    """``trouble`` says why what the nodes file holds is not in force; empty where it is."""
+
+    nodes: list[NodeDocument]
+    trouble: str
+
+
 class KeyDocument(Document, frozen=True):
     key_id: str
     tenant: str

@@ -13,6 +13,8 @@ from catalog.client import RegistrarClient
 from catalog.view import CatalogView
 from gateway.auth import Authenticator
 from gateway.catalog_source import CatalogSource
+from gateway.fleet import Fleet
+from gateway.membership import Membership
 from gateway.nodes import NodeTable
 from gateway.workers import Workers
 
@@ -34,6 +36,8 @@ class Services:
     registrar: RegistrarClient
     store: ArtifactStore
     nodes: NodeTable
+    fleet: Fleet
+    members: Membership
     authenticator: Authenticator
     collector: Collector
     max_artifact_bytes: int

@@ -1,73 +1,173 @@
-"""Filters, candidate order, scores, one choice."""
+"""From a demand to a node: a base goes where little is going on, a policy along its own order."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from gateway.nodes import Node
+from gateway.nodes import Deployed, Node, NodeTable
+from wire.node import Residency
 
+from .bounds import Bounds
 from .demand import Demand
 from .filters import eligible, refusal
-from .rendezvous import Rendezvous
-from .scorers import total
+from .pool import SHORT_LIST, Pool
+from .tuning import Tuning
 
-# how many nodes, first in a policy's own order, are looked at: the first, and one to spill to
-REACH = 2
-# of each policy's order this much is remembered, for so many policies: enough to pass over a few dead nodes
-_SHORT_LIST = 8
-_REMEMBERED = 65_536
+# where a revision's bytes are or will be soon
+_COMING = frozenset({Residency.FETCHING, Residency.INSTALLING})
+_PRESENT = _COMING | {Residency.RESIDENT, Residency.SERVING, Residency.DRAINING}
+# of so many nodes, each time others, the least busy one gets a request for the base
+_LOOKED_AT = 8
 
 
 class Placer:
-    """Chooses among ``nodes``. What it remembers only saves time: the choice follows from the nodes' state alone."""
+    """Chooses among the nodes of ``table`` as they are at each request. See the package for the rules."""
 
-    def __init__(self, nodes: Sequence[Node], *, reach: int = REACH) -> None:
-        self._nodes = tuple(nodes)
-        self._by_name = {node.name: node for node in nodes}
-        self._rendezvous = Rendezvous(self._by_name)
-        self._reach = reach
-        self._short_lists: dict[str, tuple[Node, ...]] = {}
+    def __init__(self, table: NodeTable, tuning: Tuning | None = None) -> None:
+        self._table = table
+        self._bounds = Bounds(table, tuning or Tuning())
+        self._pools: dict[Deployed, Pool] = {}
+        self._turn = 0
 
-    def place(self, demand: Demand, *, excluded: Collection[str] = ()) -> Node:
+    def place(self, demand: Demand, *, excluded: Collection[str] = (), spread: int = 0) -> Node:
         """The node for ``demand``. Raises BaseNotDeployed, Unfit or NoHealthyNode where there is none.
 
         ``excluded`` nodes failed this request a moment ago, but may have another engine: like nodes in doubt they are
-        taken only where nothing else is left.
+        taken only where nothing else is left. Requests of one ``spread`` go to the same of several copies that serve.
         """
-        nodes = self._nodes
-        if len(nodes) == 1 and eligible(nodes[0], demand):
-            return nodes[0]
+        deployed = demand.base, demand.fingerprint
+        pool = self._pools.get(deployed)
+        if pool is None or pool.version != self._table.version:
+            pool = self._pool(deployed)
+        if len(pool.nodes) == 1 and eligible(pool.nodes[0], demand):
+            return pool.nodes[0]
         if not demand.digest:
-            return least_busy(self._preferred(nodes, demand, excluded))
-        return best(self._candidates(demand, excluded), demand)
+            return self._least_busy(pool, demand, excluded)
+        adapter = demand.adapter
+        replicas = self._table.popularity.replicas(adapter)
+        if replicas == 1:
+            # what most requests find: the policy serves, and nothing speaks against it
+            for node in pool.first(demand.policy, SHORT_LIST):
+                if node.serves(deployed, adapter):
+                    if self._simply(node, demand, excluded):
+                        return node
+                    break
+        fitting = self._fitting(pool, demand, excluded, replicas)
+        if len(fitting) == 1:
+            return fitting[0]
+        serving = [node for node in fitting if node.serves(deployed, adapter)]
+        if serving:
+            return self._among_copies(fitting, serving, demand, adapter, replicas, spread)
+        return self._for_a_load(fitting, demand, adapter)
 
-    def _candidates(self, demand: Demand, excluded: Collection[str]) -> Sequence[Node]:
-        """The first ``reach`` nodes in the policy's order that can take it; at least one."""
-        found = first_eligible(self._short_list(demand.policy), demand, excluded, self._reach)
-        if len(found) < self._reach and len(self._nodes) > _SHORT_LIST:
-            found = first_eligible(self._order(demand.policy), demand, excluded, self._reach)
-        return found or self._preferred(self._order(demand.policy), demand, excluded)[: self._reach]
+    def _simply(self, node: Node, demand: Demand, excluded: Collection[str]) -> bool:
+        return (
+            not node.doubtful
+            and node.name not in excluded
+            and eligible(node, demand)
+            and not self._bounds.spills(node, (demand.base, demand.fingerprint), demand.policy)
+        )
+
+    def _pool(self, deployed: Deployed) -> Pool:
+        pool = Pool(deployed, self._table)
+        before = self._pools.get(deployed)
+        if before is not None and before.members == pool.members:
+            # another base changed: what is remembered still holds
+            before.version = pool.version
+            return before
+        self._pools[deployed] = pool
+        return pool
+
+    def _fitting(self, pool: Pool, demand: Demand, excluded: Collection[str], replicas: int) -> list[Node]:
+        """The first nodes of the policy's order that can take it, more than ``replicas`` where there are; at least one.
+
+        A policy is never looked for further along its order than this, so that its copies are found again.
+        """
+        wanted = SHORT_LIST if replicas < SHORT_LIST else replicas + SHORT_LIST
+        listed = pool.first(demand.policy, wanted)
+        found = _first(listed, demand, excluded, wanted)
+        if len(found) <= replicas and len(listed) < len(pool.nodes):
+            found = _first(pool.order(demand.policy), demand, excluded, wanted)
+        return found or self._preferred(pool.order(demand.policy), demand, excluded)[:wanted]
 
     def _preferred(self, nodes: Iterable[Node], demand: Demand, excluded: Collection[str]) -> list[Node]:
         """The eligible nodes without those excluded or in doubt, or if that leaves none, with them."""
         fitting = [node for node in nodes if eligible(node, demand)]
         if not fitting:
-            raise refusal(self._nodes, demand)
+            raise refusal(self._table, demand)
         return [node for node in fitting if not node.doubtful and node.name not in excluded] or fitting
 
-    def _short_list(self, policy: str) -> tuple[Node, ...]:
-        known = self._short_lists.get(policy)
-        if known is None:
-            if len(self._short_lists) >= _REMEMBERED:
-                self._short_lists.clear()
-            known = self._short_lists[policy] = tuple(self._order(policy)[:_SHORT_LIST])
-        return known
+    def _least_busy(self, pool: Pool, demand: Demand, excluded: Collection[str]) -> Node:
+        """For base requests: the fewest leases an engine, by report or of this gateway, whichever knows of more.
 
-    def _order(self, policy: str) -> list[Node]:
-        return [self._by_name[name] for name in self._rendezvous.order(policy)]
+        A base is on every node already, so that there is nothing gateways would have to agree on.
+        """
+        nodes = pool.nodes
+        if len(nodes) > _LOOKED_AT:
+            self._turn = begin = (self._turn + _LOOKED_AT) % len(nodes)
+            some = nodes[begin : begin + _LOOKED_AT]
+            some += nodes[: _LOOKED_AT - len(some)]
+            nodes = tuple(_first(some, demand, excluded, _LOOKED_AT)) or nodes
+        fitting = self._preferred(nodes, demand, excluded)
+        deployed = demand.base, demand.fingerprint
+        return min(fitting, key=lambda node: (node.busyness(deployed), node.name))
+
+    def _among_copies(
+        self, fitting: Sequence[Node], serving: list[Node], demand: Demand, adapter: str, replicas: int, spread: int
+    ) -> Node:
+        """One of the copies that serve; or a new one, where the policy's load asks for more or the copies do too much.
+
+        One request of this gateway waits for a new copy, the others go on where it serves.
+        """
+        deployed = demand.base, demand.fingerprint
+        if replicas > len(serving):
+            for node in fitting[:replicas]:
+                if node not in serving and self._may_get_a_copy(node, demand, adapter):
+                    return node
+        copies = [node for node in serving if not self._bounds.spills(node, deployed, demand.policy)]
+        if copies:
+            del copies[replicas:]
+            return copies[spread % len(copies)] if len(copies) > 1 else copies[0]
+        for node in fitting:
+            has_bytes = node.holds(demand.digest)
+            if (
+                node not in serving
+                and self._may_get_a_copy(node, demand, adapter)
+                and not self._bounds.full(node, deployed, has_bytes=has_bytes)
+            ):
+                return node
+        return serving[0]
+
+    def _may_get_a_copy(self, node: Node, demand: Demand, adapter: str) -> bool:
+        """Whether a load for one copy more makes sense on ``node`` now: not a second one, nor one that must wait."""
+        state = node.resident.get(demand.digest)
+        deployment = node.deployment(demand.base, demand.fingerprint)
+        return (
+            deployment is not None
+            and deployment.spare > 0
+            and not node.loads_queued
+            and adapter not in node.asked
+            and state not in _COMING
+            and state is not Residency.FAILED
+        )
+
+    def _for_a_load(self, fitting: Sequence[Node], demand: Demand, adapter: str) -> Node:
+        """Where a revision that serves nowhere is to be loaded: where it is on its way, else where its bytes are, else
+        on the first node in order that hasn't its share already.
+        """
+        deployed = demand.base, demand.fingerprint
+        for node in fitting:
+            if adapter in node.asked:
+                return node
+        present = [node for node in fitting if node.resident.get(demand.digest) in _PRESENT]
+        for has_bytes, nodes in ((True, present), (False, fitting)):
+            for node in nodes:
+                if not self._bounds.full(node, deployed, has_bytes=has_bytes):
+                    return node
+        return min(fitting, key=lambda node: self._bounds.crowding(node, deployed))
 
 
-def first_eligible(nodes: Iterable[Node], demand: Demand, excluded: Collection[str], count: int) -> list[Node]:
+def _first(nodes: Iterable[Node], demand: Demand, excluded: Collection[str], count: int) -> list[Node]:
     """The first ``count`` nodes that can take ``demand`` and are neither excluded nor in doubt."""
     found: list[Node] = []
     for node in nodes:
@@ -76,18 +176,3 @@ def first_eligible(nodes: Iterable[Node], demand: Demand, excluded: Collection[s
             if len(found) == count:
                 break
     return found
-
-
-def best(ordered: Sequence[Node], demand: Demand) -> Node:
-    """The highest score; among equals the first in order."""
-    if len(ordered) == 1:
-        return ordered[0]
-    return max(ordered, key=lambda node: total(node, demand))
-
-
-def least_busy(nodes: Sequence[Node]) -> Node:
-    """For base requests: the fewest leases, by report or of this gateway, whichever knows of more; then by name.
-
-    A base is on every node already, so that there is nothing gateways would have to agree on.
-    """
-    return min(nodes, key=lambda node: (max(node.leased, node.outstanding), node.name))

@@ -10,7 +10,23 @@ import typer
 
 from wire.outcomes import RoostError
 
-from . import base, catalog, chat, config, doctor, garbage, keys, loadtest, logs, pack, policy, publish, status, up
+from . import (
+    base,
+    catalog,
+    chat,
+    config,
+    doctor,
+    garbage,
+    keys,
+    loadtest,
+    logs,
+    node,
+    pack,
+    policy,
+    publish,
+    status,
+    up,
+)
 from .output import exit_code, tell_error
 from .session import Session
 
@@ -26,6 +42,7 @@ for part in (up, status, logs, publish, chat, pack, garbage, doctor):
     part.register(app)
 app.add_typer(base.app, name="base")
 app.add_typer(policy.app, name="policy")
+app.add_typer(node.app, name="node")
 app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
 app.add_typer(catalog.app, name="catalog")

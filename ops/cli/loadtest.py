@@ -15,6 +15,7 @@ app = typer.Typer(help="Benchmarks of this installation, on this machine.", no_a
 Json = Annotated[Path, typer.Option("--json", metavar="FILE", help="Where the report goes.")]
 Seed = Annotated[int, typer.Option(help="Of everything that is random.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="A picture too: .svg, .png or .pdf.")]
+Page = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="A page with plots too: .html.")]
 Scratch = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="On the disk to be measured.  [default: the temporary folder]")
 ]
@@ -52,6 +53,22 @@ class InstallPart(enum.StrEnum):
 ScaleOption = Annotated[Scale, typer.Option(help="small: within five minutes. full: every size, more rounds.")]
 
 
+@app.command("calibrate")
+def calibrate(
+    report: Json,
+    scale: ScaleOption = Scale.SMALL,
+    seed: Seed = 1,
+    layers: Annotated[int, typer.Option(min=1, help="Of the base that is made for it.")] = 4,
+    experts: Annotated[int, typer.Option(min=0, help="A layer; 0 makes a dense base.")] = 0,
+) -> None:
+    """Fit the constants of the simulations' engine to a real vLLM, which is started for it."""
+    from loadtest import calibrate
+    from loadtest.base_model import BaseSize
+
+    size = BaseSize(layers, experts)
+    _show(calibrate.run(report, small=scale is Scale.SMALL, seed=seed, size=size, say=_say), report)
+
+
 @app.command("catalog")
 def catalog(
     report: Json, scale: ScaleOption = Scale.SMALL, plot: Plot = None, seed: Seed = 1, scratch: Scratch = None
@@ -60,6 +77,14 @@ def catalog(
     from loadtest import catalog
 
     _show(catalog.run(report, small=scale is Scale.SMALL, seed=seed, plot=plot, scratch=scratch, say=_say), report)
+
+
+@app.command("cache")
+def cache(report: Json, scale: ScaleOption = Scale.SMALL, plot: Plot = None, seed: Seed = 1) -> None:
+    """Bytes that cache policies let be brought again on replayed traces, beside LRU."""
+    from loadtest import cache
+
+    _show(cache.run(report, small=scale is Scale.SMALL, seed=seed, plot=plot, say=_say), report)
 
 
 @app.command("gateway")
@@ -105,6 +130,81 @@ def pack(report: Json, scale: ScaleOption = Scale.SMALL, plot: Plot = None, seed
     from loadtest import pack
 
     _show(pack.run(report, small=scale is Scale.SMALL, seed=seed, plot=plot), report)
+
+
+@app.command("placement")
+def placement(report: Json, scale: ScaleOption = Scale.SMALL, seed: Seed = 1) -> None:
+    """What a placement costs over 40 and 1,000 nodes, and how many policies a node moves that joins or leaves."""
+    from loadtest import placement
+
+    _show(placement.run(report, small=scale is Scale.SMALL, seed=seed), report)
+
+
+@app.command("burst")
+def burst(
+    report: Json,
+    scale: ScaleOption = Scale.SMALL,
+    page: Page = None,
+    seed: Seed = 1,
+    layers: Annotated[int, typer.Option(min=0, help="Of another base than the published case's.")] = 0,
+    experts: Annotated[int, typer.Option(min=0, help="A layer of that base; 0 makes it dense.")] = 0,
+) -> None:
+    """64 cold policies at once on a real vLLM, the stock way beside ours, and what a running stream sees of it."""
+    from loadtest import burst
+    from loadtest.base_model import BaseSize
+
+    size = BaseSize(layers, experts) if layers else None
+    _show(burst.run(report, small=scale is Scale.SMALL, seed=seed, size=size, plot=page, say=_say), report)
+
+
+@app.command("scenario")
+def scenario(
+    name: Annotated[str, typer.Argument(help="unique-burst, hot-set, weak-locality, zipf-drift, wave, ...")],
+    report: Json,
+    url: Annotated[str, typer.Option(help="A real gateway's, which is asked for its own policies.")] = "",
+    api_key: Annotated[str, typer.Option(envvar="ROOST_API_KEY", help="For that gateway.")] = "",
+    rate: Annotated[float, typer.Option(min=0.01, help="Requests a second.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=1, help="How long they come.")] = 60.0,
+    page: Page = None,
+    seed: Seed = 1,
+) -> None:
+    """One kind of traffic, on a simulated fleet or with --url on a real mesh."""
+    from loadtest import scenario
+
+    summary = scenario.run(report, name=name, seed=seed, rate=rate, seconds=seconds, url=url, key=api_key, plot=page)
+    _show(summary, report)
+
+
+@app.command("two-nodes")
+def two_nodes(report: Json, scale: ScaleOption = Scale.SMALL, page: Page = None, seed: Seed = 1) -> None:
+    """Simulated: 2048 policies at concurrency 230 on two nodes of 32 slots, beside a sticky hash."""
+    from loadtest import two_nodes
+
+    _show(two_nodes.run(report, small=scale is Scale.SMALL, seed=seed, plot=page, say=_say), report)
+
+
+@app.command("wave")
+def wave(report: Json, scale: ScaleOption = Scale.SMALL, page: Page = None, seed: Seed = 1) -> None:
+    """Simulated: of a catalog of a million, 2,300 policies asked five times each on 44 nodes of 64 slots."""
+    from loadtest import wave
+
+    _show(wave.run(report, small=scale is Scale.SMALL, seed=seed, plot=page, say=_say), report)
+
+
+@app.command("fairness")
+def fairness(report: Json, scale: ScaleOption = Scale.SMALL, page: Page = None, seed: Seed = 1) -> None:
+    """Simulated: what one tenant's flood of cold policies does to another's requests."""
+    from loadtest import fairness
+
+    _show(fairness.run(report, small=scale is Scale.SMALL, seed=seed, plot=page, say=_say), report)
+
+
+@app.command("chaos")
+def chaos(report: Json, scale: ScaleOption = Scale.SMALL, page: Page = None, seed: Seed = 1) -> None:
+    """Simulated: an hour (full: a day) in which everything that can die dies, with exact books at the end."""
+    from loadtest import chaos
+
+    _show(chaos.run(report, small=scale is Scale.SMALL, seed=seed, plot=page, say=_say), report)
 
 
 def _say(text: str) -> None:

@@ -57,7 +57,8 @@ def fleet_view(fleet: dict[str, Any]) -> Group:
     for node in fleet["nodes"]:
         arena = f"{size_of(node['arena_used'])} of {size_of(node['arena_bytes'])}"
         loads = f"{node['loads_in_flight']} loading, {node['loads_queued']} queued"
-        rows.append((node["node"], "heard" if node["heard"] else "silent", arena, loads, ""))
+        state = "silent" if not node["heard"] else "cordoned" if node["draining"] else "heard"
+        rows.append((node["node"], state, arena, loads, ""))
         for engine in node["engines"]:
             names = [
                 name for adapter in engine["serving"] for name in adapter["references"] or [adapter["digest"][:12]]

@@ -11,7 +11,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catalog.blobs import BlobStore
+from catalog.blobs import BlobStore, Stored
 from tests.catalog.harness import Sweeping
 from wire.outcomes import ArtifactUnavailable, InvalidRequest, StorageFull
 
@@ -108,6 +108,23 @@ def test_what_is_not_there_has_no_size(store: BlobStore) -> None:
     assert store.size("0" * 64) is None
     with pytest.raises(ArtifactUnavailable, match="can't be read"):
         store.verify("0" * 64)
+
+
+def test_all_blobs_are_listed_the_one_modified_first_first(store: BlobStore) -> None:
+    digests = [put(store, content) for content in (b"one", b"three", b"fourteen")]
+    for digest, at in zip(digests, (30, 10, 20), strict=True):
+        os.utime(store.path(digest), (at, at))
+    (store.path(digests[0]).parent / "notes.txt").write_text("no blob")
+    assert store.stored() == [Stored(digests[1], 5), Stored(digests[2], 8), Stored(digests[0], 3)]
+
+
+def test_what_was_removed_is_gone_and_may_be_removed_again(store: BlobStore) -> None:
+    digest = put(store, b"one")
+    store.remove(digest)
+    store.remove(digest)
+    assert store.size(digest) is None
+    with pytest.raises(InvalidRequest):
+        store.remove("../partial")
 
 
 def test_verify_notices_a_changed_byte_and_an_upload_mends_it(store: BlobStore) -> None:

@@ -43,6 +43,7 @@ def engine(
     targets: tuple[str, ...] = TARGETS,
     serving: tuple[str, ...] = (),
     outstanding: int = 0,
+    leases: tuple[int, ...] = (),
 ) -> EngineReport:
     return EngineReport(
         engine=name,
@@ -55,6 +56,7 @@ def engine(
         targets=targets,
         serving=serving,
         outstanding=outstanding,
+        leases=leases,
     )
 
 

@@ -79,6 +79,8 @@ class Mesh:
             StubSidecar(f"n{node}", folder, self.engines[node * engines : (node + 1) * engines])
             for node in range(nodes)
         ]
+        # they run, but no gateway is told of them by its settings
+        self.outside: list[StubSidecar] = []
         self.gateways: list[Gateway] = []
         self._gateway_count = gateways
         self._settings = settings
@@ -198,7 +200,7 @@ class Mesh:
             catalog_dir=str(self.folder / "catalog"),
             store_dir=str(self.folder / "store"),
             registrar_endpoint=f"ipc://{self.folder}/registrar.sock",
-            nodes=tuple(sidecar.address for sidecar in self.sidecars),
+            nodes=tuple(sidecar.address for sidecar in self.sidecars if sidecar not in self.outside),
             **given,
         )
 

@@ -14,10 +14,12 @@ from wire.node import (
     AnswerOfNode,
     AskOfNode,
     AskState,
+    Cordon,
     EngineReport,
     GatewayAlive,
     Granted,
     Health,
+    Holding,
     NodeDelta,
     NodeReport,
     Refused,
@@ -26,7 +28,7 @@ from wire.node import (
     Residency,
 )
 from wire.outcomes import Outcome
-from wire.sockets import FeedPublisher, Reply, Responder
+from wire.sockets import CurveKeys, FeedPublisher, Reply, Responder
 
 from .fleet_states import BASE, FINGERPRINT, TARGETS
 from .stub_engine import StubEngine
@@ -41,6 +43,7 @@ class StubSidecar:
 
     def __init__(self, name: str, folder: Path, engines: list[StubEngine]) -> None:
         self.address = NodeAddress(name, f"ipc://{folder}/{name}.sock", f"ipc://{folder}/{name}.feed")
+        self.curve: CurveKeys | None = None
         self.engines = engines
         self.health = Health.READY
         self.detail = ""
@@ -53,12 +56,14 @@ class StubSidecar:
         self.scripts: deque[Script] = deque()
         self.acquired: list[Acquire] = []
         self.held: dict[int, Acquire] = {}
+        self.granted: dict[int, Granted] = {}
         self.released: list[int] = []
         self.failed_engines: list[str] = []
         # what AskState is answered with first, where it is to be of another time
         self.states: deque[NodeReport] = deque()
         self.asked_for_state = 0
         self.alive: list[GatewayAlive] = []
+        self.told: list[Holding] = []
         self.epoch = 0
         self._next_engine = itertools.cycle(range(len(engines)))
         self._responder: Responder[AskOfNode, AnswerOfNode] | None = None
@@ -67,8 +72,10 @@ class StubSidecar:
     def start(self) -> None:
         self.epoch = next(_epochs)
         address = self.address
-        self._responder = Responder(address.endpoint, AskOfNode, AnswerOfNode, self._on_ask)
-        self._feed = FeedPublisher(address.feed_endpoint, ReportOfNode, epoch=self.epoch, heartbeat_s=0.05)
+        self._responder = Responder(address.endpoint, AskOfNode, AnswerOfNode, self._on_ask, curve=self.curve)
+        self._feed = FeedPublisher(
+            address.feed_endpoint, ReportOfNode, epoch=self.epoch, heartbeat_s=0.05, curve=self.curve
+        )
 
     def stop(self) -> None:
         if self._responder is not None and self._feed is not None:
@@ -103,17 +110,16 @@ class StubSidecar:
         engine = self.engines[next(self._next_engine)]
         adapter = adapter_name(ask.tenant, ask.digest) if ask.digest else ask.base
         self.held[ask.lease] = ask
-        reply(
-            Granted(
-                lease=ask.lease,
-                engine=engine.name,
-                host="127.0.0.1",
-                port=engine.port,
-                adapter=adapter,
-                waited=waited,
-                token=self.token,
-            )
+        granted = self.granted[ask.lease] = Granted(
+            lease=ask.lease,
+            engine=engine.name,
+            host="127.0.0.1",
+            port=engine.port,
+            adapter=adapter,
+            waited=waited,
+            token=self.token,
         )
+        reply(granted)
 
     def _engine_report(self, engine: StubEngine) -> EngineReport:
         return EngineReport(
@@ -127,6 +133,7 @@ class StubSidecar:
             max_rank=self.max_rank,
             targets=TARGETS,
             serving=tuple(sorted(self.serving)),
+            outstanding=sum(lease.engine == engine.name for lease in self.granted.values()),
         )
 
     def _on_ask(self, ask: AskOfNode, reply: Reply[AnswerOfNode]) -> None:
@@ -140,6 +147,7 @@ class StubSidecar:
             self.released.extend(ask.leases)
             for lease in ask.leases:
                 self.held.pop(lease, None)
+                self.granted.pop(lease, None)
             if ask.failed_engine:
                 self.failed_engines.append(ask.failed_engine)
         elif isinstance(ask, AskState):
@@ -147,6 +155,12 @@ class StubSidecar:
             reply(self.states.popleft() if self.states else self.report())
         elif isinstance(ask, GatewayAlive):
             self.alive.append(ask)
+        elif isinstance(ask, Holding):
+            self.told.append(ask)
+        elif isinstance(ask, Cordon):
+            self.draining = ask.on
+            self.announce()
+            reply(self.report())
 
 
 def refuse(

@@ -221,6 +221,32 @@ async def test_two_gateways_send_a_policy_to_the_same_node(tmp_path: Path) -> No
         assert len(nodes) > 1
 
 
+@pytest.mark.parametrize("prefix_bytes", [0, 64])
+async def test_several_copies_take_turns_or_each_its_prompts(tmp_path: Path, prefix_bytes: int) -> None:
+    async with Mesh(tmp_path, nodes=2, prefix_bytes=prefix_bytes, replica_leases=1) as mesh:
+        mesh.publish("acme/bot")
+        await mesh.chat("acme/bot")
+        adapter = next("acme@" + ask.digest for sidecar in mesh.sidecars for ask in sidecar.acquired)
+        popularity = mesh.gateways[0].nodes.popularity
+        for sidecar in mesh.sidecars:
+            sidecar.serving.add(adapter)
+            sidecar.announce()
+        await until(lambda: all(adapter in node.engines[f"{node.name}e0"].serving for node in mesh.gateways[0].nodes))
+        popularity.observe("elsewhere", {adapter: 2})
+        await until(lambda: popularity.observe("elsewhere", {adapter: 2}) or popularity.replicas(adapter) == 2)
+        served = {}
+        for turn in range(12):
+            messages = [{"role": "user", "content": f"prompt {turn % 6}"}]
+            told = await mesh.ask("POST", "/v1/chat/completions", json={"model": "acme/bot", "messages": messages})
+            served.setdefault(turn % 6, []).append(told.headers["x-roost-node"])
+        used = {node for nodes in served.values() for node in nodes}
+        assert used == {"n0", "n1"}
+        if prefix_bytes:
+            assert all(len(set(nodes)) == 1 for nodes in served.values())
+        else:
+            assert sum(nodes.count("n0") for nodes in served.values()) == 6
+
+
 async def test_an_engines_word_on_the_request_is_passed_on_without_its_name_for_the_model(tmp_path: Path) -> None:
     async with Mesh(tmp_path) as mesh:
         mesh.publish("acme/bot")
@@ -375,12 +401,55 @@ async def test_a_deadline_ends_a_stream_with_an_error(tmp_path: Path) -> None:
         await until(lambda: mesh.engine.aborted == 1)
 
 
-@pytest.mark.parametrize("value", ["soon", "-1", "0", "nan", ""])
+@pytest.mark.parametrize("value", ["soon", "-1", "0", "nan", "", "inf", "1e3", "1_0", "0x10", "9" * 40, "1,5", "5;6"])
 async def test_a_timeout_that_is_none_is_refused(tmp_path: Path, value: str) -> None:
     async with Mesh(tmp_path) as mesh:
         mesh.publish("acme/bot")
         told = await mesh.chat("acme/bot", headers={"x-request-timeout": value})
         assert (told.status, told.error["param"]) == (400, "x-request-timeout")
+
+
+async def test_a_deadline_ends_an_answer_that_stops_in_the_middle(tmp_path: Path) -> None:
+    async def half(
+        engine: stub_engine.StubEngine, request: Any, body: dict[str, Any]
+    ) -> stub_engine.web.StreamResponse:
+        response = stub_engine.web.StreamResponse(headers={"content-length": "100", "content-type": "application/json"})
+        await response.prepare(request)
+        await response.write(b'{"model":')
+        await asyncio.Event().wait()
+        raise AssertionError("cancelled before")
+
+    async with Mesh(tmp_path) as mesh:
+        mesh.publish("acme/bot")
+        mesh.engine.scripts.append(half)
+        told = await mesh.chat("acme/bot", headers={"x-request-timeout": "0.2"})
+        assert (told.status, told.error["type"]) == (504, "deadline")
+        await until(lambda: mesh.engine.aborted == 1)
+        await mesh.all_leases_are_back()
+        assert mesh.outcomes() == {"deadline": 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_deadline_is_the_sidecars_too_and_covers_both_attempts(tmp_path: Path, stream: bool) -> None:
+    async def late(
+        engine: stub_engine.StubEngine, request: Any, body: dict[str, Any]
+    ) -> stub_engine.web.StreamResponse:
+        await asyncio.sleep(0.4)
+        return await stub_engine.refuse(500)(engine, request, body)
+
+    async with Mesh(tmp_path, nodes=2, request_timeout_s=60.0) as mesh:
+        mesh.publish("acme/bot")
+        for engine in mesh.engines:
+            engine.scripts.append(late)
+        told = await mesh.chat("acme/bot", headers={"x-request-timeout": "0.6"}, stream=stream)
+        assert (told.status, told.error["type"]) == (504, "deadline")
+        asked = [ask for sidecar in mesh.sidecars for ask in sidecar.acquired]
+        first, second = sorted(asked, key=lambda ask: -ask.ttl_s)
+        assert first.ttl_s <= 30.6
+        assert second.ttl_s <= first.ttl_s - 0.3
+        assert (await mesh.chat("acme/bot", headers={"x-request-timeout": "86400"}, stream=stream)).status == 200
+        longest = max(ask.ttl_s for sidecar in mesh.sidecars for ask in sidecar.acquired)
+        assert longest <= 90.0, "no longer than the gateway allows"
 
 
 async def test_a_wait_for_a_load_is_counted(tmp_path: Path) -> None:

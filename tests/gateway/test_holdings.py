@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.holdings import InUseReports, held_digests
-from gateway.nodes import Node
+from gateway.nodes import NodeTable
 from gateway.workers import Workers
 from wire.node import Residency
 from wire.registrar import ReportInUse
@@ -24,7 +24,7 @@ async def test_many_digests_come_in_parts_and_a_silent_node_makes_the_report_inc
 ) -> None:
     monkeypatch.setattr("gateway.holdings._DIGESTS_A_PART", 2)
     held = tuple(f"{number:064x}" for number in range(5))
-    node = Node("a")
+    node = NodeTable(["a"])["a"]
     node.resident = dict.fromkeys(held, Residency.SERVING)
     told: list[ReportInUse] = []
     enough = asyncio.Event()

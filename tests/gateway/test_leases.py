@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.leases import LeaseDesk, TryElsewhere
-from gateway.nodes import Node
+from gateway.nodes import Node, NodeTable
 from wire.node import Acquire, Granted, NodeReport, Refused, Release
 from wire.outcomes import ColdLoadBound, DeadlinePassed, KnownBad, NoHealthyNode, Outcome, Unfit
 
@@ -61,7 +61,7 @@ async def acquire(peer: Peer, node: Node) -> Any:
 
 
 async def test_a_lease_is_given_back_once_however_often_it_is_released() -> None:
-    peer, node = Peer(), Node("a")
+    peer, node = Peer(), NodeTable(["a"])["a"]
     peer.answer = granted
     lease = await acquire(peer, node)
     assert node.leased == 1
@@ -73,7 +73,7 @@ async def test_a_lease_is_given_back_once_however_often_it_is_released() -> None
 
 
 async def test_a_failed_engine_is_told_at_once() -> None:
-    peer, node = Peer(), Node("a")
+    peer, node = Peer(), NodeTable(["a"])["a"]
     peer.answer = granted
     lease = await acquire(peer, node)
     lease.release(engine_failed=True)
@@ -81,7 +81,7 @@ async def test_a_failed_engine_is_told_at_once() -> None:
 
 
 async def test_a_lease_says_whose_it_is_and_lives_longer_than_its_request() -> None:
-    peer, node = Peer(), Node("a")
+    peer, node = Peer(), NodeTable(["a"])["a"]
     peer.answer = granted
     lease = await acquire(peer, node)
     lease.release()
@@ -92,7 +92,7 @@ async def test_a_lease_says_whose_it_is_and_lives_longer_than_its_request() -> N
 
 
 async def test_a_lease_of_a_failed_engine_is_given_back_even_where_the_node_is_away() -> None:
-    peer, node = Peer(), Node("a")
+    peer, node = Peer(), NodeTable(["a"])["a"]
     peer.answer = granted
     lease = await acquire(peer, node)
     peer.present = False
@@ -105,9 +105,9 @@ async def test_a_lease_of_a_failed_engine_is_given_back_even_where_the_node_is_a
 async def test_lease_numbers_never_repeat_not_even_over_restarts() -> None:
     peer = Peer()
     peer.answer = granted
-    numbers = [(await acquire(peer, Node("a"))).number for _ in range(3)]
+    numbers = [(await acquire(peer, NodeTable(["a"])["a"])).number for _ in range(3)]
     await asyncio.sleep(0.002)
-    numbers.append((await acquire(peer, Node("a"))).number)
+    numbers.append((await acquire(peer, NodeTable(["a"])["a"])).number)
     assert numbers == sorted(numbers)
     assert numbers[-1] > numbers[0]
     assert numbers[-1] < 1 << 63
@@ -118,7 +118,7 @@ async def test_lease_numbers_never_repeat_not_even_over_restarts() -> None:
     [(Outcome.COLD_LOAD_BOUND, ColdLoadBound), (Outcome.UNFIT, Unfit), (Outcome.KNOWN_BAD, KnownBad)],
 )
 async def test_a_refusal_is_raised_as_it_was_meant(outcome: Outcome, error: type[Exception]) -> None:
-    peer, node = Peer(), Node("a")
+    peer, node = Peer(), NodeTable(["a"])["a"]
     peer.answer = refused(outcome)
     with pytest.raises(error) as caught:
         await acquire(peer, node)
@@ -140,7 +140,7 @@ async def test_a_lease_that_may_be_on_its_way_is_given_back(failure: Exception, 
     peer = Peer()
     peer.answer = failure
     with pytest.raises(raised):
-        await acquire(peer, Node("a"))
+        await acquire(peer, NodeTable(["a"])["a"])
     await until(lambda: peer.released == [peer.asked[0].lease])
 
 
@@ -149,7 +149,7 @@ async def test_an_answer_that_makes_no_sense_is_another_nodes_chance() -> None:
     peer.answer = lambda ask: report("a")
     assert isinstance(peer.answer(None), NodeReport)
     with pytest.raises(TryElsewhere, match="NodeReport"):
-        await acquire(peer, Node("a"))
+        await acquire(peer, NodeTable(["a"])["a"])
 
 
 async def test_what_a_node_that_is_away_does_not_get_is_sent_again() -> None:

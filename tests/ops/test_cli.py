@@ -864,3 +864,46 @@ def test_curve_keys_are_made_once(roost: Roost, tmp_path: Path) -> None:
 def test_messages_of_the_state_file_survive_a_round_trip() -> None:
     state = MeshState(Phase.READY, Identity(1, 2, "boot"), "http://x", processes=(ProcessState("a", Phase.READY),))
     assert msgspec.json.decode(msgspec.json.encode(state), type=MeshState) == state
+
+
+NODE = {
+    "node": "gpu-1", "state": "serving", "endpoint": "tcp://10.0.0.1:7001", "bases": ["smol"], "engines": 2,
+    "engines_ready": 1, "slots": 8, "slots_used": 3, "leases": 4, "own_leases": 2, "loads_in_flight": 1,
+    "loads_queued": 5, "load_s": 0.2, "resident": 9,
+}  # fmt: skip
+
+
+def test_nodes_are_listed_with_what_is_wrong_with_their_file(roost: Roost, tmp_path: Path) -> None:
+    listed = {"nodes": [NODE, NODE | {"node": "gpu-2", "state": "silent"}], "trouble": "nodes.toml: [bold] is no TOML"}
+    with stub_gateway({"GET /roost/v1/nodes": (200, listed)}) as gateway:
+        done = roost("node", "list", cwd=tmp_path, url=gateway.url)
+        told = roost("node", "list", "--json", cwd=tmp_path, url=gateway.url)
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert lines[1].startswith("gpu-1 serving 1 of 2 3 of 8 4 1 + 5 smol")
+    assert lines[2].startswith("gpu-2 silent")
+    assert "The nodes file is not in force: nodes.toml: [bold] is no TOML" in " ".join(done.stderr.split())
+    assert json.loads(told.stdout) == listed
+
+
+@pytest.mark.parametrize(("command", "state"), [("cordon", "cordoned"), ("uncordon", "serving")])
+def test_a_node_is_cordoned_and_put_back(roost: Roost, tmp_path: Path, command: str, state: str) -> None:
+    answers = {f"POST /roost/v1/nodes/gpu-1/{command}": (200, NODE | {"state": state})}
+    with stub_gateway(answers) as gateway:
+        done = roost("node", command, "gpu-1", cwd=tmp_path, url=gateway.url)
+        missing = roost("node", command, "../keys", cwd=tmp_path, url=gateway.url)
+    assert done.stdout == f"Node gpu-1 is {state}, 4 request(s)\n"
+    assert missing.returncode == 5
+    assert gateway.asked[-1].path == f"/roost/v1/nodes/..%2Fkeys/{command}"
+
+
+def test_a_drain_waits_and_tells_what_is_left_when_its_time_is_up(roost: Roost, tmp_path: Path) -> None:
+    path = "POST /roost/v1/nodes/gpu-1/drain"
+    with stub_gateway({path: (200, NODE | {"state": "drained", "leases": 0})}) as gateway:
+        done = roost("node", "drain", "gpu-1", cwd=tmp_path, url=gateway.url)
+        assert (done.returncode, done.stdout) == (0, "Node gpu-1 is drained, 0 request(s)\n")
+        assert gateway.asked[0].json == {"wait_s": 20.0}
+    with stub_gateway({path: (200, NODE | {"state": "cordoned"})}) as gateway:
+        done = roost("node", "drain", "gpu-1", "--timeout", "0.05", cwd=tmp_path, url=gateway.url)
+        assert done.returncode == 7
+        assert "gets nothing new, but is cordoned with 4 request(s) there" in done.stderr
+        assert gateway.asked[0].json["wait_s"] <= 0.05

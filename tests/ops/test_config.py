@@ -10,8 +10,12 @@ from ops.config import EngineConfig, GatewayConfig, NodeConfig, RegistrarConfig,
 from ops.deployment import derive, engine_settings
 from ops.layout import Layout
 from sidecar.settings import SidecarSettings
+from wire.curve import make_keys
 from wire.outcomes import InvalidRequest
 
+KEY = make_keys()[0]
+OTHER = {"name": "far", "endpoint": "tcp://10.0.0.2:7001", "feed_endpoint": "tcp://10.0.0.2:7002", "public": KEY}
+ATTACHED = {"base": "smol", "attach": "localhost:8000"}
 ENGINE = {"base": "smol", "model_path": "/models/smol"}
 
 
@@ -30,6 +34,8 @@ ENGINE = {"base": "smol", "model_path": "/models/smol"}
         ({"node": {"engines": [{**ENGINE, "fingerprint": "00"}]}}, "node.engines[0].fingerprint"),
         ({"node": {"arena": 1}}, "node.arena: no such setting"),
         ({"node": {"arena_bytes": -1}}, "node.arena_bytes: expected a positive number, got -1"),
+        ({"node": {"disk_bytes": -1}}, "node.disk_bytes: expected bytes, or 0 for no copies on disk, got -1"),
+        ({"node": {"cache_policy": "mru"}}, "node.cache_policy: Invalid enum value 'mru'"),
         ({"node": {"name": "UPPER"}}, "node.name"),
         ({"node": {"endpoint": "udp://x"}}, "node.endpoint: expected ipc:///path/to/socket or tcp://host:port"),
         ({"store": "ftp://x"}, "store: expected s3://"),
@@ -40,6 +46,20 @@ ENGINE = {"base": "smol", "model_path": "/models/smol"}
         ({"gateway": 8080}, "gateway: expected a table, got int"),
         ({"gateway": {"port": 70000}}, "gateway.port: expected 1 to 65535, got 70000"),
         ({"gateway": {"host": "0.0.0.0", "anonymous": True}}, "gateway.anonymous: requests without a key"),
+        ({"gateway": {"nodes": [{"name": "a"}]}}, "gateway.nodes[0].endpoint: is missing"),
+        ({"gateway": {"nodes": [{**OTHER, "name": "UPPER"}]}}, "gateway.nodes[0].name"),
+        ({"gateway": {"nodes": [{**OTHER, "name": "local"}]}}, "gateway.nodes[0].name: local is this host's own node"),
+        ({"gateway": {"nodes": [OTHER, OTHER]}}, "gateway.nodes[1].name: another node is called far"),
+        ({"gateway": {"nodes": [{**OTHER, "public": ""}]}}, "gateway.nodes[0].endpoint: over TCP this needs"),
+        ({"gateway": {"nodes": [{**OTHER, "public": "k"}]}}, "gateway.nodes[0].public is not a CURVE key"),
+        ({"gateway": {"nodes": [{**OTHER, "endpoint": "far:1"}]}}, "gateway.nodes[0].endpoint: expected ipc:"),
+        ({"node": {"peers": ["k"]}}, "node.peers[0] is not a CURVE key"),
+        ({"node": {"peers": [KEY], "engines": [ENGINE]}}, "node.engines[0].host: gateways on other hosts"),
+        ({"node": {"peers": [KEY], "engines": [ATTACHED]}}, "node.engines[0].attach: gateways on other hosts"),
+        ({"gateway": {"quotas": {"acme": {"tokens": 1}}}}, "gateway.quotas[...].tokens: no such setting"),
+        ({"gateway": {"quotas": {"UPPER": {}}}}, "gateway.quotas.UPPER"),
+        ({"gateway": {"default_quota": {"tokens_per_minute": -1}}}, "gateway.default_quota: tokens_per_minute"),
+        ({"gateway": {"gateways": 0}}, "gateway.gateways: expected a positive number"),
     ],
 )
 def test_an_error_names_the_field_and_the_reason(tree: dict[str, object], told: str) -> None:
@@ -110,7 +130,13 @@ def test_paths_in_the_file_are_relative_to_it(tmp_path: Path) -> None:
 
 
 def test_what_is_shown_can_be_read_back() -> None:
-    config = check({"gateway": {"port": 9}, "node": {"engines": [{**ENGINE, "env": {"A": "b"}}]}})
+    quotas = {"acme": {"requests_per_minute": 60, "tokens_per_minute": 1000}}
+    config = check(
+        {
+            "gateway": {"port": 9, "nodes": [OTHER], "quotas": quotas},
+            "node": {"engines": [{**ENGINE, "env": {"A": "b"}}]},
+        }
+    )
     assert check(show(config)) == config
 
 
@@ -144,7 +170,7 @@ def test_every_tuning_of_a_process_can_be_configured() -> None:
     """What a process may be told has a place in roost.toml, or follows from it."""
     derived = {
         "catalog_dir", "store_dir", "run_dir", "log_dir", "registrar_endpoint", "registrar_feed", "nodes", "node",
-        "curve", "store",
+        "curve", "store", "disk_dir",
     }  # fmt: skip
     for table, settings in ((NodeConfig, SidecarSettings), (GatewayConfig, GatewaySettings)):
         offered = {field.name for field in msgspec.structs.fields(table)}

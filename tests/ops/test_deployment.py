@@ -11,6 +11,7 @@ from catalog.artifacts import StoreLocation
 from ops.config import check, load
 from ops.deployment import curve_keys, derive, gateway_url
 from ops.layout import MAX_SOCKET_PATH, Layout
+from wire.curve import make_keys
 from wire.outcomes import InvalidRequest
 
 
@@ -31,6 +32,12 @@ def test_every_process_is_told_of_the_same_store(tmp_path: Path) -> None:
     assert told == {StoreLocation("s3://bucket/roost", endpoint="https://s3.example:9000")}
 
 
+def test_a_node_keeps_copies_under_the_state_folder(tmp_path: Path) -> None:
+    config = load(None, {"ROOST_NODE__DISK_BYTES": "0", "ROOST_NODE__CACHE_POLICY": "lru", "ROOST_NODE__NAME": "east"})
+    sidecar = derive(config, Layout.of(str(tmp_path)), {}).sidecar
+    assert (sidecar.disk_dir, sidecar.disk_bytes, sidecar.cache_policy) == (str(tmp_path / "disk" / "east"), 0, "lru")
+
+
 def test_by_default_nothing_is_open_to_other_machines(tmp_path: Path) -> None:
     registrar, sidecar, gateway = derive(check({}), Layout.of(str(tmp_path)), {})
     assert gateway.host == "127.0.0.1"
@@ -49,6 +56,28 @@ def test_tcp_endpoints_get_curve_keys(tmp_path: Path) -> None:
     assert gateway.curve.server_public == registrar.curve.public
     assert gateway.curve.public in sidecar.curve.peers
     assert derive(config, layout, {}) == (registrar, sidecar, gateway), "the keys stay the same"
+
+
+def test_gateways_know_the_nodes_of_other_hosts_and_nodes_their_gateways(tmp_path: Path) -> None:
+    layout = Layout.of(str(tmp_path))
+    layout.make()
+    there, gateway_there = make_keys()[0], make_keys()[0]
+    other = {"name": "far", "endpoint": "tcp://10.0.0.2:7001", "feed_endpoint": "tcp://10.0.0.2:7002", "public": there}
+    config = check({"gateway": {"nodes": [other]}, "node": {"peers": [gateway_there]}})
+    registrar, sidecar, gateway = derive(config, layout, {})
+    assert [node.name for node in gateway.nodes] == ["local", "far"]
+    assert gateway.nodes[1].public == there
+    assert gateway.curve is not None and sidecar.curve is not None and registrar.curve is not None
+    assert gateway_there in sidecar.curve.peers
+    assert gateway_there not in registrar.curve.peers
+    assert gateway.nodes_file == str(tmp_path / "nodes.toml")
+
+
+def test_a_nodes_file_is_where_it_is_said_to_be(tmp_path: Path) -> None:
+    file = tmp_path / "roost.toml"
+    file.write_text('[gateway]\nnodes_file = "fleet/nodes.toml"\n')
+    gateway = derive(load(file, {}), Layout.of(str(tmp_path)), {}).gateway
+    assert gateway.nodes_file == str(tmp_path / "fleet/nodes.toml")
 
 
 def test_secrets_are_their_owners_alone(tmp_path: Path) -> None:

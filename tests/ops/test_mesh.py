@@ -19,6 +19,7 @@ from backends.process import free_port
 from catalog.client import RegistrarClient
 from ops.cli import main
 from ops.config import RoostConfig, check
+from ops.deployment import curve_keys
 from ops.layout import Layout
 from ops.supervise.mesh import Mesh
 from ops.supervise.state import Identity, MeshState, Phase, write_state
@@ -209,3 +210,58 @@ async def test_a_mesh_starts_over_a_catalog_that_was_restored(tmp_path: Path) ->
     second = await start(tmp_path / "second")
     assert await create(second, "acme/second") == before + 1
     await finish(second)
+
+
+async def test_a_gateway_hears_the_node_of_another_host_and_no_stranger_does(tmp_path: Path) -> None:
+    here, there = Layout.of(str(tmp_path / "here")), Layout.of(str(tmp_path / "there"))
+    for layout in (here, there):
+        layout.make()
+    key_here, key_there = curve_keys(here)["gateway"].public, curve_keys(there)["sidecar"].public
+    ports = [free_port("127.0.0.1") for _ in range(2)]
+    node = {"name": "far", "endpoint": f"tcp://127.0.0.1:{ports[0]}", "feed_endpoint": f"tcp://127.0.0.1:{ports[1]}"}
+    other = await start(there.root, node={**node, "peers": [key_here]}, anonymous=True)
+    known = {**node, "public": key_there}
+    first = await start(here.root, anonymous=True, nodes=[known])
+    stranger = await start(tmp_path / "stranger", anonymous=True, nodes=[known])
+
+    async def states(mesh: Running) -> dict[str, str]:
+        url = f"{mesh.mesh.url}/roost/v1/nodes"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            return {node["node"]: node["state"] for node in (await answer.json())["nodes"]}
+
+    async with asyncio.timeout(PATIENCE_S):
+        while await states(first) != {"local": "serving", "far": "serving"}:  # noqa: ASYNC110 - another process's state
+            await asyncio.sleep(0.1)
+    assert (await states(stranger))["far"] == "joining"
+    for mesh in (stranger, first, other):
+        await finish(mesh)
+
+
+async def test_a_real_sidecar_is_cordoned_by_command_and_put_back(running: Running) -> None:
+    headers = {"Authorization": f"Bearer {running.layout.admin_key.read_text().strip()}"}
+    nodes = f"{running.mesh.url}/roost/v1/nodes"
+
+    async def told(method: str, path: str) -> dict[str, Any]:
+        body = {} if method == "POST" else None
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.request(method, nodes + path, json=body) as answer,
+        ):
+            assert answer.status == 200, await answer.text()
+            return await answer.json()  # type: ignore[no-any-return]
+
+    async def until_it_is(state: str) -> None:
+        async with asyncio.timeout(RECOVERY_S):
+            while (await told("GET", "/local"))["state"] != state:  # noqa: ASYNC110 - another process's state
+                await asyncio.sleep(0.1)
+
+    await until_it_is("serving")
+    assert (await told("POST", "/local/drain"))["state"] == "drained"
+    before = next(one.identity for one in running.state.processes if one.name == "sidecar")
+    assert before is not None
+    os.kill(before.pid, signal.SIGKILL)
+    await running.until(lambda: not running.all_ready(), RECOVERY_S)
+    await running.until(running.all_ready, RECOVERY_S)
+    await until_it_is("drained")
+    assert (await told("POST", "/local/uncordon"))["state"] == "serving"
+    assert [node["node"] for node in (await told("GET", ""))["nodes"]] == ["local"]

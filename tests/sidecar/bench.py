@@ -8,6 +8,7 @@ from sidecar.audit import audit
 from sidecar.effects import (
     Answer,
     AnyEffect,
+    CancelFetch,
     ClearExtent,
     EngineCall,
     ReadInstalled,
@@ -20,6 +21,7 @@ from sidecar.events import (
     Asked,
     EngineDown,
     EngineUp,
+    FetchCancelled,
     FetchDone,
     FetchFailed,
     FetchOverdue,
@@ -75,8 +77,12 @@ def settings(engine_count: int = 1, **changes: object) -> SidecarSettings:
             EngineSettings(name=f"e{number}", base=BASE, fingerprint="f") for number in range(1, engine_count + 1)
         ),
         "arena_bytes": 1 << 20,
+        "loads_in_flight": 2,
     }
-    return SidecarSettings(**{**values, **changes})  # type: ignore[arg-type]
+    values.update(changes)
+    # a limit that adapts has tests of its own
+    values.setdefault("loads_in_flight_min", values["loads_in_flight"])
+    return SidecarSettings(**values)  # type: ignore[arg-type]
 
 
 class Bench:
@@ -181,6 +187,11 @@ class Bench:
         fetch = self.fetches[digest(number)]
         self.send(FetchOverdue(digest=fetch.digest, generation=fetch.extent.generation, message="storage hangs"))
 
+    def fetch_cancelled(self, number: int) -> None:
+        fetch = self.fetches.pop(digest(number))
+        assert CancelFetch(digest=fetch.digest, generation=fetch.extent.generation) in self.history
+        self.send(FetchCancelled(digest=fetch.digest, generation=fetch.extent.generation))
+
     def fetch_failed(self, number: int, outcome: Outcome = Outcome.ARTIFACT_UNAVAILABLE) -> None:
         fetch = self.fetches.pop(digest(number))
         failed = FetchFailed(
@@ -270,4 +281,4 @@ class Bench:
             assert effect.engine not in self.calls, "two calls at once"
             self.calls[effect.engine] = effect
         else:
-            assert isinstance(effect, ClearExtent)
+            assert isinstance(effect, ClearExtent | CancelFetch)

@@ -97,7 +97,7 @@ def test_death_refuses_waiters_when_no_engine_of_the_base_is_left() -> None:
         refused = bench.refused(ask)
         assert (refused.outcome, refused.elsewhere) == (Outcome.NO_HEALTHY_NODE, True)
     bench.fetched(1)
-    assert len(bench.machine.state.queue.waiting()) == bench.machine.state.queue.in_flight == 0
+    assert bench.machine.state.queue.queued == bench.machine.state.queue.in_flight == 0
 
 
 def test_what_clients_are_told_of_a_death_has_no_log_in_it() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from sidecar.cache import ArenaCache, Lru
+from sidecar.cache import ArenaCache
 from sidecar.extents import ALIGN, Allocator, block_bytes
+from sidecar.policies.lru import Lru
 
 PAGES = 64
 

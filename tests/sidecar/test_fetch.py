@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from catalog.artifacts import ArtifactSource
 from catalog.objects.download import PIECE_BYTES
 from catalog.objects.store import ObjectStore
 from sidecar.arena import Arena
@@ -37,6 +39,13 @@ def arena(tmp_path: Path) -> Iterator[Arena]:
 
 @pytest.fixture
 def fetcher(store: Store, arena: Arena) -> Iterator[Fetcher]:
+    fetcher = Fetcher(store.blobs, arena, workers=1, timeout_s=20.0)
+    yield fetcher
+    fetcher.close()
+
+
+@pytest.fixture
+def hasty(store: Store, arena: Arena) -> Iterator[Fetcher]:
     fetcher = Fetcher(store.blobs, arena, workers=1, timeout_s=0.1)
     yield fetcher
     fetcher.close()
@@ -82,7 +91,7 @@ async def test_host_without_memory_is_storage_full(
 
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_slow_fetch_is_given_up_only_when_its_thread_has_stopped(
-    store: Store, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+    store: Store, hasty: Fetcher, monkeypatch: pytest.MonkeyPatch, cancelled: bool
 ) -> None:
     digest = store.put(DATA)
     reading, go_on, reads = threading.Event(), threading.Event(), []
@@ -96,7 +105,7 @@ async def test_slow_fetch_is_given_up_only_when_its_thread_has_stopped(
 
     monkeypatch.setattr(os, "readv", slow)
     told: list[str] = []
-    fetch = asyncio.create_task(fetcher.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1), told.append))
+    fetch = asyncio.create_task(hasty.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1), told.append))
     await asyncio.to_thread(reading.wait, 20.0)
     if cancelled:
         fetch.cancel()
@@ -107,6 +116,51 @@ async def test_slow_fetch_is_given_up_only_when_its_thread_has_stopped(
     with pytest.raises(asyncio.CancelledError if cancelled else DeadlinePassed):
         await fetch
     assert reads == [10]
+
+
+class Near:
+    """A source that has everything, and gives nothing before it is let go."""
+
+    name = "near"
+
+    def __init__(self, store: Store) -> None:
+        self.asked: list[str] = []
+        self.let_go = threading.Event()
+        self._store = store
+
+    @contextlib.contextmanager
+    def open(self, digest: str) -> Iterator[ArtifactSource | None]:
+        self.asked.append(digest)
+        self.let_go.wait(20.0)
+        with self._store.blobs.open(digest) as source:
+            yield source
+
+    def distrust(self, digest: str) -> None:
+        pytest.fail("what it gave was right")
+
+    def arrived(self, digest: str, extent: Extent) -> None:
+        """Not of interest here."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+async def test_a_source_that_hangs_is_passed_over_until_it_lets_go(store: Store, arena: Arena) -> None:
+    near = Near(store)
+    fetcher = Fetcher(store.blobs, arena, workers=1, timeout_s=2.0, nearer=[near])
+    digests = [store.put(DATA + bytes([number])) for number in range(3)]
+    extents = [Extent(HEADER_BYTES + number * 20_480, len(DATA) + 1, number + 1) for number in range(3)]
+    overdue = asyncio.Event()
+    hanging = asyncio.create_task(fetcher.fetch(digests[0], extents[0], lambda message: overdue.set()))
+    await overdue.wait()
+    await fetcher.fetch(digests[1], extents[1], never)
+    assert near.asked == [digests[0]]
+    near.let_go.set()
+    with pytest.raises(DeadlinePassed):
+        await hanging
+    await fetcher.fetch(digests[2], extents[2], never)
+    assert near.asked == [digests[0], digests[2]]
+    fetcher.close()
 
 
 class TestObjectStore:

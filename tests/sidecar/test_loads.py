@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from backends.interface import Removal
-from sidecar.effects import StartFetch, StartInstall
+from sidecar.effects import CancelFetch, StartFetch, StartInstall
 from sidecar.events import PrefetchHinted
 from wire.outcomes import Outcome
 
 from .bench import SIZE, TENANT, Bench, digest, name
+from .world import World
 
 
 def test_thousand_first_asks_are_one_fetch_and_one_install() -> None:
@@ -375,7 +376,7 @@ def test_prefetch_brings_bytes_only_while_nothing_is_loaded() -> None:
     assert digest(2) not in bench.fetches
     bench.fetched(1)
     bench.installed(1)
-    bench.send(PrefetchHinted(digest=digest(2), size=SIZE))
+    bench.wait(1.0)
     bench.fetched(2)
     bench.ask(2)
     assert not bench.fetches
@@ -390,3 +391,119 @@ def test_ask_joins_a_prefetch() -> None:
     bench.fetched(1)
     bench.installed(1)
     assert bench.granted(ask).adapter == name(1, TENANT)
+
+
+# fetches that nobody wants any more
+
+
+def cancelled(bench: Bench) -> list[str]:
+    return [effect.digest for effect in bench.started(CancelFetch) if isinstance(effect, CancelFetch)]
+
+
+def test_fetch_that_nobody_waits_for_makes_way_for_loads_that_wait() -> None:
+    bench = Bench(loads_in_flight=1)
+    bench.ask(1)
+    waiting = bench.ask(2)
+    bench.release(1)
+    assert cancelled(bench) == [digest(1)]
+    assert digest(2) in bench.fetches, "at once"
+    bench.fetch_cancelled(1)
+    bench.fetched(2)
+    bench.installed(2)
+    assert bench.granted(waiting)
+    assert digest(1) not in bench.machine.state.failures
+    assert bench.machine.state.cache.get(digest(1)) is None
+
+
+def test_fetch_that_nobody_waits_for_goes_on_where_nobody_else_waits() -> None:
+    bench = Bench(loads_in_flight=1)
+    bench.release(bench.ask(1))
+    assert not cancelled(bench)
+    bench.fetched(1)
+    bench.ask(1)
+    bench.installed(1)
+
+
+def test_fetch_that_is_nearly_done_goes_on() -> None:
+    bench = Bench(slots=8, loads_in_flight=1)
+    ask = bench.ask(1)
+    bench.wait(4.0)
+    bench.fetched(1)
+    bench.installed(1)
+    bench.release(ask)
+    left = bench.ask(2)
+    bench.ask(3)
+    bench.wait(3.0)
+    bench.release(left)
+    assert not cancelled(bench)
+
+
+def test_fetch_that_is_wanted_again_before_it_has_ended_begins_anew() -> None:
+    bench = Bench(loads_in_flight=1)
+    bench.ask(1)
+    bench.ask(2)
+    bench.release(1)
+    bench.fetched(2)
+    bench.installed(2)
+    again = bench.ask(1)
+    bench.fetch_cancelled(1)
+    bench.fetched(1)
+    bench.installed(1)
+    assert bench.granted(again)
+
+
+def test_fetch_is_cancelled_once() -> None:
+    bench = Bench(slots=8, loads_in_flight=1)
+    bench.ask(1)
+    bench.ask(2)
+    bench.release(1)
+    again = bench.ask(1)
+    bench.fetched(2)
+    bench.installed(2)
+    bench.ask(3)
+    bench.release(again)
+    assert cancelled(bench) == [digest(1)]
+    bench.fetch_cancelled(1)
+
+
+def test_slot_cleared_for_a_load_that_nobody_waits_for_any_more_stays_free() -> None:
+    bench = Bench(slots=1)
+    bench.release(bench.serve(1))
+    left = bench.ask(2)
+    bench.fetched(2)
+    bench.release(left)
+    bench.removed(1)
+    assert not bench.calls
+    other = bench.ask(3)
+    bench.fetched(3)
+    bench.installed(3)
+    assert bench.granted(other)
+
+
+# the limit on loads in flight
+
+
+def test_limit_follows_what_loads_take() -> None:
+    def settled(fetch_s: float, install_s: float) -> int:
+        world = World(
+            slots=64, fetch_s=fetch_s, install_s=install_s, use_s=0.1, lanes=8,
+            loads_in_flight_min=1, loads_in_flight=16,
+        )  # fmt: skip
+        for _ in range(40):
+            world.client("acme", lambda: world.random.randrange(100_000), until=120.0)
+        world.run(120.0)
+        world.check()
+        return world.machine.state.queue.limit
+
+    # an engine installs one at a time: more at once help as far as fetches overlap with that
+    assert settled(0.001, 0.2) <= 3
+    assert settled(1.0, 0.2) >= 4
+
+
+def test_no_load_waits_for_ever_while_the_limit_moves() -> None:
+    world = World(slots=16, use_s=0.2, noise=0.5, loads_in_flight_min=1, loads_in_flight=16)
+    for _ in range(40):
+        world.client("acme", lambda: world.random.randrange(1000), until=60.0)
+    world.run(120.0)
+    assert all(request.granted > 0.0 for request in world.requests)
+    world.check()

@@ -13,16 +13,28 @@ from backends.interface import Health, Removal
 from catalog.names import adapter_name
 from sidecar.admission import Stage
 from sidecar.audit import audit
-from sidecar.effects import Answer, AnyEffect, ClearExtent, ReadInstalled, StartFetch, StartInstall, StartRemove
+from sidecar.effects import (
+    Answer,
+    AnyEffect,
+    CancelFetch,
+    ClearExtent,
+    ReadInstalled,
+    StartFetch,
+    StartInstall,
+    StartRemove,
+)
 from sidecar.events import (
     AnyEvent,
     Asked,
+    Cordoned,
     EngineDown,
     EngineUp,
+    FetchCancelled,
     FetchDone,
     FetchFailed,
     FetchOverdue,
     GatewayHeard,
+    GatewayHolds,
     InstallBroke,
     InstallDone,
     InstalledRead,
@@ -32,11 +44,12 @@ from sidecar.events import (
     Released,
     RemoveDone,
     RemoveUnsure,
+    RevisionOffered,
     Tick,
 )
 from sidecar.machine import Machine
 from sidecar.slots import SlotState
-from wire.node import Acquire, Granted
+from wire.node import Acquire, Granted, HeldLease, Holding
 from wire.outcomes import Outcome
 
 from .bench import BASE, digest, limits, settings
@@ -45,6 +58,8 @@ ENGINES = ("e1", "e2")
 SLOTS = 2
 GATEWAYS = ("g1", "g2")
 ADAPTERS = st.integers(0, 4)
+# mostly one, so that its loads compete
+TENANTS = ("t", "t", "u")
 # mostly one that fits
 RANKS = (8, 8, 8, 8, 8, 99)
 ENDINGS = ("done", "done", "done", "done", "rejected", "broke", "unsure")
@@ -60,32 +75,38 @@ class EngineModel:
         self.call: EngineEffect | None = None
 
 
+CONFIG = settings(
+    2,
+    arena_bytes=3 * 12_288,
+    loads_in_flight_min=1,
+    loads_in_flight=2,
+    loads_queued=3,
+    loads_queued_per_tenant=2,
+    waiters_per_load=3,
+    gateway_silence_s=15.0,
+    slot_age_bound_s=3.0,
+    min_residency_s=1.0,
+    negative_max_s=4.0,
+)
+
+
 class Node(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.machine = Machine(
-            settings(
-                2,
-                arena_bytes=3 * 12_288,
-                loads_in_flight=2,
-                loads_queued=2,
-                waiters_per_load=3,
-                gateway_silence_s=15.0,
-                slot_age_bound_s=3.0,
-                negative_max_s=4.0,
-            )
-        )
+        self.machine = Machine(CONFIG)
         self.now = 100.0
         self.engines = {name: EngineModel() for name in ENGINES}
         self.orphans: list[EngineEffect] = []
         self.fetches: dict[str, StartFetch] = {}
         self.extents: dict[str, tuple[int, int]] = {}
+        self.cancelled: set[int] = set()
         self.unanswered: set[int] = set()
         self.asks = 0
         # what gateways believe to hold: (gateway, lease) -> (engine, adapter)
         self.held: dict[tuple[str, int], tuple[str, str]] = {}
         self.requests: dict[int, Acquire] = {}
         self.lives: Counter[str] = Counter()
+        self.cordoned = False
 
     # performing effects
 
@@ -98,16 +119,22 @@ class Node(RuleBasedStateMachine):
             self.unanswered.remove(effect.ask)
             request = self.requests.pop(effect.ask)
             if isinstance(effect.answer, Granted):
+                assert not self.cordoned or effect.answer.waited or self.asked_before(request), "granted while cordoned"
                 model = self.engines[effect.answer.engine]
                 assert model.up, "granted on an engine that is down"
                 if request.digest:
                     assert effect.answer.adapter == adapter_name(request.tenant, request.digest)
                     assert effect.answer.adapter in model.adapters, "granted where it does not serve"
-                self.held[request.gateway, request.lease] = effect.answer.engine, effect.answer.adapter
+                adapter = effect.answer.adapter if request.digest else ""
+                self.held[request.gateway, request.lease] = effect.answer.engine, adapter
         elif isinstance(effect, StartFetch):
             assert effect.digest not in self.fetches, "one fetch at a time for a digest"
             self.fetches[effect.digest] = effect
             self.place(effect)
+        elif isinstance(effect, CancelFetch):
+            assert self.fetches[effect.digest].extent.generation == effect.generation
+            assert effect.generation not in self.cancelled, "told to end once"
+            self.cancelled.add(effect.generation)
         elif isinstance(effect, ClearExtent):
             self.clear(effect)
         else:
@@ -118,6 +145,9 @@ class Node(RuleBasedStateMachine):
                 assert (effect.engine, effect.adapter) not in leased, "removes what is leased"
             assert model.call is None, "one call at a time"
             model.call = effect
+
+    def asked_before(self, request: Acquire) -> bool:
+        return (request.gateway, request.lease) in self.held
 
     def place(self, effect: StartFetch) -> None:
         start, end = effect.extent.offset, effect.extent.offset + effect.extent.length
@@ -151,15 +181,16 @@ class Node(RuleBasedStateMachine):
         gateway=st.sampled_from(GATEWAYS),
         wait=st.floats(0, 30),
         rank=st.sampled_from(RANKS),
+        tenant=st.sampled_from(TENANTS),
     )
-    def ask(self, number: int | None, gateway: str, wait: float, rank: int) -> None:
+    def ask(self, number: int | None, gateway: str, wait: float, rank: int, tenant: str) -> None:
         self.asks += 1
-        self.request(gateway, self.asks, number, wait, rank)
+        self.request(gateway, self.asks, number, wait, rank, tenant)
 
     @rule(number=ADAPTERS, gateway=st.sampled_from(GATEWAYS))
     def ask_and_load(self, number: int, gateway: str) -> None:
         """The usual case, without which few histories would ever fill a slot."""
-        self.ask(number, gateway, 30.0, 8)
+        self.ask(number, gateway, 30.0, 8, TENANTS[0])
         for _ in range(3):
             self.the_world_works()
 
@@ -169,15 +200,16 @@ class Node(RuleBasedStateMachine):
         request = self.requests[data.draw(st.sampled_from(sorted(self.requests)))]
         number = int(request.digest, 16) if request.digest else None
         self.asks += 1
-        self.request(request.gateway, request.lease, number, 10.0, request.rank)
+        self.request(request.gateway, request.lease, number, 10.0, request.rank, request.tenant)
 
-    def request(self, gateway: str, lease: int, number: int | None, wait: float, rank: int) -> None:
+    def request(self, gateway: str, lease: int, number: int | None, wait: float, rank: int, tenant: str) -> None:
         request = Acquire(
             gateway=gateway,
             instance=self.life_of(gateway),
             lease=lease,
             base=BASE,
-            tenant="t",
+            tenant=tenant,
+            policy="" if number is None else f"t/p{number % 2}",
             digest="" if number is None else digest(number),
             size=10_000,
             rank=rank,
@@ -211,9 +243,62 @@ class Node(RuleBasedStateMachine):
         assert not any(self.requests[ask].gateway == gateway for ask in self.unanswered)
         assert not any(lease.gateway == gateway for lease in self.machine.state.leases)
 
+    # both sides lose their memory
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release_is_lost(self, data: st.DataObject) -> None:
+        del self.held[data.draw(st.sampled_from(sorted(self.held)))]
+
+    @rule(gateway=st.sampled_from(GATEWAYS))
+    def gateway_says_what_it_holds(self, gateway: str) -> None:
+        held = {lease: where for (name, lease), where in self.held.items() if name == gateway}
+        asked = {request.lease for request in self.requests.values() if request.gateway == gateway}
+        there = {lease for lease, (engine, adapter) in held.items() if self.leasable(engine, adapter)}
+        leases = tuple(HeldLease(lease, *where, ttl_s=20.0) for lease, where in held.items())
+        instance = self.life_of(gateway)
+        holding = Holding(gateway=gateway, instance=instance, leases=leases, asked=tuple(asked), newest=self.asks)
+        self.send(GatewayHolds(holding=holding))
+        counted = {lease.lease for lease in self.machine.state.leases if lease.gateway == gateway}
+        assert counted <= held.keys(), "counts what was given back"
+        assert counted >= there, "does not count what is held"
+
+    def leasable(self, engine: str, adapter: str) -> bool:
+        known = self.machine.state.engines[engine]
+        return known.ready and (not adapter or known.leasable(adapter))
+
+    @rule()
+    def sidecar_restarts(self) -> None:
+        """Nothing of it is left but its engines, with what they have; calls under way end for nobody."""
+        for name, model in self.engines.items():
+            if isinstance(model.call, StartInstall) and len(model.adapters) < SLOTS:
+                model.adapters.add(model.call.adapter)
+            elif isinstance(model.call, StartRemove) and not self.in_use(name, model.call.adapter):
+                model.adapters.discard(model.call.adapter)
+            model.call = None
+        self.machine = Machine(CONFIG)
+        for known in (self.orphans, self.fetches, self.extents, self.cancelled, self.unanswered, self.requests):
+            known.clear()
+        if self.cordoned:
+            self.send(Cordoned(on=True))
+        for name in ENGINES:
+            if self.engines[name].up:
+                self.boot(name, frozenset(self.engines[name].adapters))
+
+    @rule(on=st.sampled_from((True, False, False)))
+    def cordon(self, on: bool) -> None:
+        self.cordoned = on
+        self.send(Cordoned(on=on))
+        if on:
+            assert self.machine.state.queue.queued == 0
+
     @rule(number=ADAPTERS)
     def hint(self, number: int) -> None:
         self.send(PrefetchHinted(digest=digest(number), size=10_000))
+
+    @rule(number=ADAPTERS)
+    def offer(self, number: int) -> None:
+        self.send(RevisionOffered(policy=f"t/p{number % 2}", digest=digest(number), size=10_000))
 
     @rule(seconds=st.floats(0.05, 1.0), times=st.integers(1, 8))
     def time_passes(self, seconds: float, times: int) -> None:
@@ -226,6 +311,9 @@ class Node(RuleBasedStateMachine):
     def fetch_ends(self, data: st.DataObject, works: bool) -> None:
         fetch = self.fetches.pop(data.draw(st.sampled_from(sorted(self.fetches))))
         generation = fetch.extent.generation
+        if generation in self.cancelled and data.draw(st.booleans()):
+            self.cancelled_fetch_ends(fetch)
+            return
         if works:
             self.send(FetchDone(digest=fetch.digest, generation=generation))
             return
@@ -235,10 +323,16 @@ class Node(RuleBasedStateMachine):
         )
         self.send(failed)
 
+    def cancelled_fetch_ends(self, fetch: StartFetch) -> None:
+        del self.extents[fetch.digest]
+        self.send(FetchCancelled(digest=fetch.digest, generation=fetch.extent.generation))
+
     @precondition(lambda self: self.fetches)
     @rule(data=st.data())
     def fetch_hangs(self, data: st.DataObject) -> None:
         fetch = self.fetches[data.draw(st.sampled_from(sorted(self.fetches)))]
+        if fetch.extent.generation in self.cancelled:
+            return
         self.send(FetchOverdue(digest=fetch.digest, generation=fetch.extent.generation, message="m"))
 
     @precondition(lambda self: any(model.call for model in self.engines.values()))
@@ -340,6 +434,12 @@ class Node(RuleBasedStateMachine):
         assert {digest for digest in state.cache if state.cache.pinned(digest)} <= needed
 
     @invariant()
+    def a_fetch_that_a_load_needs_is_not_cancelled(self) -> None:
+        fetching = {load.digest for load in self.machine.state.queue if load.stage is Stage.FETCHING}
+        for wanted in fetching:
+            assert wanted in self.fetches, "a load waits for a fetch that nobody performs"
+
+    @invariant()
     def unsure_installs_keep_their_bytes(self) -> None:
         for engine in self.machine.state.engines.values():
             for slot in engine.slots.values():
@@ -351,6 +451,16 @@ class Node(RuleBasedStateMachine):
         for name, engine in self.machine.state.engines.items():
             serving = {adapter for adapter in engine.slots if engine.serving(adapter)}
             assert serving <= self.engines[name].adapters
+
+    @invariant()
+    def nothing_new_waits_on_a_cordoned_node(self) -> None:
+        if self.cordoned:
+            waiting = [load for load in self.machine.state.queue if load.stage is Stage.WAITING and not load.background]
+            assert all(load.started for load in waiting), "only what had begun"
+
+    @invariant()
+    def nothing_was_found_wrong(self) -> None:
+        assert self.machine.state.counts["audit_findings"] == 0
 
     def teardown(self) -> None:
         """Once the world behaves, everybody gets an answer and everything is given back."""
@@ -373,7 +483,10 @@ class Node(RuleBasedStateMachine):
     def the_world_works(self) -> None:
         for fetched in list(self.fetches):
             fetch = self.fetches.pop(fetched)
-            self.send(FetchDone(digest=fetched, generation=fetch.extent.generation))
+            if fetch.extent.generation in self.cancelled:
+                self.cancelled_fetch_ends(fetch)
+            else:
+                self.send(FetchDone(digest=fetched, generation=fetch.extent.generation))
         for engine in ENGINES:
             self.call_ends_well(engine)
 

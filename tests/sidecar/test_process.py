@@ -10,15 +10,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from backends.interface import EngineSettings
+from catalog.artifacts import StoreLocation
 from catalog.names import adapter_name
+from catalog.objects.store import ObjectStore
 from sidecar.arena import segment_name
 from sidecar.settings import SidecarSettings
 from tests.backends.fake import serving
+from tests.object_storage import REGION, FaultyProxy, ObjectServer, answer
 from tests.packer.adapters import config_for, packed, shape_of, tensors_for, write_folder
 from tests.sidecar.bench import BASE
-from tests.sidecar.conftest import Gateway, Store, config
+from tests.sidecar.conftest import Gateway, Store, config, until
 from tests.sidecar.fake_engine import FakeVllm
 from wire.node import Granted, Refused
 from wire.outcomes import Outcome, RoostError
@@ -79,6 +83,39 @@ async def test_killed_sidecar_comes_back_and_adopts_its_engine(sockets: Path, st
         assert not segment.exists()
         assert vllm.loads == [adapter_name("acme", digest)]
         assert list(vllm.adapters) == [adapter_name("acme", digest)], "detaching leaves the engine as it is"
+
+
+async def test_killed_sidecar_finds_its_copies_on_disk(
+    sockets: Path, store: Store, tmp_path: Path, s3: ObjectServer, proxy: FaultyProxy, s3_keys: None
+) -> None:
+    shape = shape_of()
+    data = packed(write_folder(tmp_path / "peft", tensors_for(shape), config_for()), shape)
+    bucket = ObjectStore(f"s3://{s3.new_bucket()}/p", endpoint=proxy.endpoint, region=REGION)
+    with bucket.writer() as writer:
+        writer.write(data)
+        digest = writer.commit().digest
+    vllm = FakeVllm(BASE)
+    async with serving(vllm) as port:
+        engine = EngineSettings(name="e1", base=BASE, fingerprint="f", attach=f"127.0.0.1:{port}")
+        settings = structs.replace(
+            config(sockets, store, engines=(engine,)),
+            store=StoreLocation(bucket.url, proxy.endpoint, REGION),
+            disk_dir=str(tmp_path / "disk"),
+        )
+        gateway = Gateway(settings)
+        async with process(settings, tmp_path) as child:
+            assert (await granted(gateway, digest, len(data))).waited
+            await until((tmp_path / "disk" / "blobs" / digest[:2] / digest).exists)
+            child.kill()
+            await child.wait()
+        vllm.adapters.clear()
+        proxy.inject(answer(503, "ServiceUnavailable"))
+        async with process(settings, tmp_path) as child:
+            assert (await granted(gateway, digest, len(data))).waited
+            child.send_signal(signal.SIGTERM)
+            assert await child.wait() == 0
+        gateway.close()
+        assert vllm.loads == 2 * [adapter_name("acme", digest)]
 
 
 async def test_settings_that_are_wrong_are_one_line(tmp_path: Path) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from backends.interface import Removal
 from sidecar.effects import StartRemove
+from sidecar.events import PrefetchHinted
 
-from .bench import Bench, name
+from .bench import SIZE, Bench, digest, name
 
 
 def test_free_slot_before_eviction_and_least_recently_used_first() -> None:
     bench = Bench(slots=2)
     bench.release(bench.serve(1))
-    bench.wait(1.0)
+    bench.wait(3.0)
     bench.release(bench.serve(2))
-    bench.wait(1.0)
+    bench.wait(3.0)
     bench.release(bench.ask(1))
     assert not bench.started(StartRemove)
     ask = bench.ask(3)
@@ -186,3 +187,180 @@ def test_forgotten_adapter_frees_its_slot() -> None:
     bench.removed(1, removal=Removal.FORGOTTEN)
     bench.installed(2)
     assert bench.serving() == {name(2)}
+
+
+# hysteresis
+
+
+def test_adapter_that_just_came_stays_while_another_can_go() -> None:
+    bench = Bench(slots=2, min_residency_s=5.0)
+    bench.release(bench.serve(1))
+    bench.wait(10.0)
+    bench.release(bench.serve(2))
+    bench.wait(1.0)
+    bench.release(bench.ask(1))
+    bench.ask(3)
+    bench.fetched(3)
+    bench.removed(1)
+    bench.installed(3)
+    assert bench.serving() == {name(2), name(3)}
+
+
+def test_adapter_that_just_came_goes_where_there_is_no_other() -> None:
+    bench = Bench(slots=1, min_residency_s=5.0)
+    bench.release(bench.serve(1))
+    ask = bench.ask(2)
+    bench.fetched(2)
+    bench.removed(1)
+    bench.installed(2)
+    assert bench.granted(ask)
+
+
+def test_adapter_whose_bytes_are_at_hand_goes_before_one_that_would_have_to_be_fetched() -> None:
+    bench = Bench(slots=2, arena_bytes=2 * 12_288, min_residency_s=1.0)
+    ask = bench.ask(1)
+    bench.wait(5.0)
+    bench.fetched(1)
+    bench.installed(1)
+    bench.release(ask)
+    ask = bench.ask(2)
+    bench.wait(5.0)
+    bench.fetched(2)
+    bench.installed(2)
+    bench.release(ask)
+    bench.wait(10.0)
+    bench.release(bench.ask(2))
+    # another revision's bytes take the room of the first one's: they are in its slot only
+    cache = bench.machine.state.cache
+    bench.send(PrefetchHinted(digest=digest(9), size=SIZE))
+    bench.wait(1.0)
+    bench.fetched(9)
+    gone, kept = (1, 2) if cache.resident(digest(2)) else (2, 1)
+    assert not cache.resident(digest(gone))
+    bench.release(bench.ask(kept))
+    bench.wait(5.0)
+    bench.release(bench.ask(gone))
+    bench.wait(5.0)
+    bench.release(bench.ask(kept))
+    bench.wait(2.0)
+    bench.ask(9)
+    bench.removed(kept)
+    bench.installed(9)
+    assert bench.serving() == {name(gone), name(9)}
+
+
+def test_resident_that_just_came_has_its_time_before_it_is_drained_for_another() -> None:
+    bench = Bench(slots=1, slot_age_bound_s=2.0, min_residency_s=10.0)
+    bench.serve(1)
+    bench.ask(2, wait_s=600.0)
+    bench.wait(5.0)
+    assert bench.serving() == {name(1)}, "overdue, but it came just now"
+    bench.wait(6.0)
+    assert bench.serving() == set(), "now it takes no new leases"
+
+
+def test_drained_slot_is_for_the_load_that_waited_not_for_one_that_comes_then() -> None:
+    bench = Bench(slots=2, loads_in_flight=1, slot_age_bound_s=5.0)
+    leases = [bench.ask(1), bench.ask(2)]
+    waited = bench.ask(3, wait_s=600.0)
+    for number in (1, 2):
+        bench.fetched(number)
+        bench.installed(number)
+    bench.wait(6.0)
+    (resident,) = {1, 2} - {number for number in (1, 2) if name(number) in bench.serving()}
+    # its turn is first, as that of any tenant that had nothing waiting
+    other = bench.ask(4, tenant="other", wait_s=600.0)
+    bench.release(leases[resident - 1])
+    bench.fetched(3)
+    bench.removed(resident)
+    bench.installed(3)
+    assert bench.granted(waited)
+    assert other not in bench.answers
+
+
+# shares of tenants
+
+
+def fill(bench: Bench, numbers: range, tenant: str) -> None:
+    for number in numbers:
+        ask = bench.ask(number, tenant=tenant)
+        bench.fetched(number)
+        bench.installed(number, tenant=tenant)
+        bench.release(ask)
+        bench.wait(0.5)
+
+
+def test_tenant_above_its_share_of_the_slots_replaces_its_own() -> None:
+    bench = Bench(slots=4, min_residency_s=0.0)
+    fill(bench, range(1), "light")
+    fill(bench, range(10, 13), "flood")
+    bench.ask(20, tenant="flood")
+    bench.fetched(20)
+    removal = bench.calls["e1"]
+    assert isinstance(removal, StartRemove)
+    assert removal.adapter == name(10, "flood"), "not the light tenant's, though it was used less lately"
+
+
+def test_slots_that_a_tenant_left_long_ago_are_nobodys() -> None:
+    bench = Bench(slots=4, min_residency_s=0.0, slot_share_s=30.0)
+    fill(bench, range(1), "light")
+    bench.wait(60.0)
+    fill(bench, range(10, 13), "flood")
+    bench.ask(20, tenant="flood")
+    bench.fetched(20)
+    removal = bench.calls["e1"]
+    assert isinstance(removal, StartRemove)
+    assert removal.adapter == name(0, "light")
+
+
+def test_tenant_takes_no_slot_from_one_that_has_fewer_though_both_have_more_than_their_share() -> None:
+    bench = Bench(slots=8, min_residency_s=0.0)
+    fill(bench, range(1), "lighter")
+    fill(bench, range(10, 13), "light")
+    fill(bench, range(20, 24), "flood")
+    bench.ask(30, tenant="flood")
+    bench.fetched(30)
+    removal = bench.calls["e1"]
+    assert isinstance(removal, StartRemove)
+    assert removal.adapter == name(20, "flood")
+
+
+def test_tenant_with_many_slots_waits_for_its_own_rather_than_take_another_tenants() -> None:
+    bench = Bench(slots=6, min_residency_s=0.0, slot_age_bound_s=3.0)
+    fill(bench, range(1), "light")
+    held = []
+    for number in range(10, 15):
+        held.append(bench.ask(number, tenant="flood"))
+        bench.fetched(number)
+        bench.installed(number, tenant="flood")
+    waiting = bench.ask(20, tenant="flood", wait_s=600.0)
+    assert not bench.fetches, "the light tenant's slot is idle, but used lately"
+    bench.wait(2.0)
+    assert name(0, "light") in bench.serving()
+    bench.release(held[0])
+    bench.fetched(20)
+    removal = bench.calls["e1"]
+    assert isinstance(removal, StartRemove)
+    assert removal.adapter == name(10, "flood")
+    assert waiting not in bench.answers
+
+
+def test_slots_that_nobody_uses_are_for_whoever_needs_them() -> None:
+    bench = Bench(slots=6, min_residency_s=0.0, slot_share_s=30.0)
+    fill(bench, range(1), "light")
+    for number in range(10, 15):
+        bench.ask(number, tenant="flood")
+        bench.fetched(number)
+        bench.installed(number, tenant="flood")
+    bench.ask(20, tenant="flood", wait_s=600.0)
+    bench.alive()
+    bench.wait(10.0)
+    bench.alive()
+    bench.wait(10.0)
+    assert not bench.fetches
+    bench.alive()
+    bench.wait(12.0)
+    bench.fetched(20)
+    removal = bench.calls["e1"]
+    assert isinstance(removal, StartRemove)
+    assert removal.adapter == name(0, "light")

@@ -1,0 +1,99 @@
+"""``roost node``: the fleet's nodes, and taking one out of service without losing a request."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from wire.outcomes import DeadlinePassed
+
+from .client import ApiClient
+from .output import ERR, tell, tell_json, tell_table
+from .session import AsJson, session
+
+app = typer.Typer(help="Nodes: list, cordon, uncordon, drain.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="NODE")]
+
+_NODES = "/roost/v1/nodes"
+# the most that one request waits for a drain
+_WAIT_S = 20.0
+_DRAINED = "drained"
+_STYLES = {"serving": "green", "silent": "red", "doubtful": "red"}
+
+
+@app.command("list")
+def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the nodes as the gateway sees them."""
+    found = session(context).client().call("GET", _NODES)
+    if as_json:
+        tell_json(found)
+        return
+    rows = [
+        (
+            node["node"], node["state"], f"{node['engines_ready']} of {node['engines']}",
+            f"{node['slots_used']} of {node['slots']}", node["leases"],
+            f"{node['loads_in_flight']} + {node['loads_queued']}", ", ".join(node["bases"]),
+        )
+        for node in found["nodes"]
+    ]  # fmt: skip
+    columns = ("NODE", "STATE", "ENGINES", "SLOTS", "REQUESTS", "LOADS + QUEUED", "BASES")
+    tell_table(columns, rows, empty="There are no nodes.")
+    if found["trouble"]:
+        ERR.print(f"The nodes file is not in force: {found['trouble']}", style="bold red", markup=False)
+
+
+@app.command("cordon")
+def cordon(context: typer.Context, node: Name, as_json: AsJson = False) -> None:
+    """Send a node nothing new; what is under way there goes on."""
+    _tell(session(context).client().call("POST", _path(node, "cordon"), {}), as_json)
+
+
+@app.command("uncordon")
+def uncordon(context: typer.Context, node: Name, as_json: AsJson = False) -> None:
+    """Put a node back into service."""
+    _tell(session(context).client().call("POST", _path(node, "uncordon"), {}), as_json)
+
+
+@app.command("drain")
+def drain(
+    context: typer.Context,
+    node: Name,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the last request to end.")] = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Cordon a node and wait until no request is there. Exits with 7 where some still are after --timeout."""
+    found = _drained(session(context).client(), node, timeout)
+    if found["state"] != _DRAINED:
+        raise DeadlinePassed(
+            f"node {node} gets nothing new, but is {found['state']} with {found['leases']} request(s) there: "
+            "drain it again to wait on"
+        )
+    _tell(found, as_json)
+
+
+def _drained(client: ApiClient, node: str, timeout_s: float) -> Any:
+    """The node once nothing runs there, or as it is after ``timeout_s``."""
+    until = time.monotonic() + timeout_s
+    while True:
+        left_s = max(0.0, until - time.monotonic())
+        found = client.call("POST", _path(node, "drain"), {"wait_s": min(_WAIT_S, left_s)})
+        if found["state"] == _DRAINED or time.monotonic() >= until:
+            return found
+
+
+def _path(node: str, action: str) -> str:
+    return f"{_NODES}/{quote(node, safe='')}/{action}"
+
+
+def _tell(node: Any, as_json: bool) -> None:
+    if as_json:
+        tell_json(node)
+        return
+    state = node["state"]
+    tell(
+        "Node ", (node["node"], "bold"), " is ", (state, _STYLES.get(state, "yellow")), f", {node['leases']} request(s)"
+    )

@@ -1,0 +1,158 @@
+"""Turns: nobody waits longer than a round, everybody gets as much, the light before the heavy."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.turns import Turns
+
+TENANTS = ("a", "b", "c", "d")
+COSTS = st.floats(1e-3, 100.0)
+BACKLOGS = st.dictionaries(st.sampled_from(TENANTS), st.lists(COSTS, min_size=1, max_size=30), min_size=1)
+
+
+class Queue:
+    """Items are numbers in the order of their coming; ``served`` is who got what, in order."""
+
+    def __init__(self) -> None:
+        self.turns: Turns[int] = Turns()
+        self.cost: dict[int, float] = {}
+        self.tenant: dict[int, str] = {}
+        self.served: list[int] = []
+
+    def add(self, tenant: str, cost: float = 1.0) -> int:
+        item = len(self.cost)
+        self.cost[item] = cost
+        self.tenant[item] = tenant
+        self.turns.add(tenant, item, cost)
+        return item
+
+    def serve(self, count: int, blocked: frozenset[int] = frozenset()) -> list[int]:
+        """Give ``count`` items their turn, as permits allow: each time anew, as a machine does it."""
+        served: list[int] = []
+        while len(served) < count:
+            item = next((item for item in self.turns.order() if item not in blocked), None)
+            if item is None:
+                break
+            self.turns.remove(self.tenant[item], item)
+            self.turns.charge(self.tenant[item], self.cost[item])
+            served.append(item)
+        self.served += served
+        return served
+
+
+@given(BACKLOGS)
+def test_everything_is_served_once_and_each_tenants_in_their_order(backlogs: dict[str, list[float]]) -> None:
+    queue = Queue()
+    for tenant, costs in backlogs.items():
+        for cost in costs:
+            queue.add(tenant, cost)
+    queue.serve(1000)
+    assert sorted(queue.served) == sorted(queue.cost)
+    for tenant in backlogs:
+        own = [item for item in queue.served if queue.tenant[item] == tenant]
+        assert own == sorted(own)
+    assert len(queue.turns) == 0
+
+
+@given(BACKLOGS, st.integers(1, 120))
+def test_tenants_that_wait_all_the_time_get_as_much(backlogs: dict[str, list[float]], count: int) -> None:
+    """The bound of deficit round robin: two quanta apart at most, the largest item being the quantum."""
+    queue = Queue()
+    for tenant, costs in backlogs.items():
+        for cost in costs:
+            queue.add(tenant, cost)
+    quantum = max(queue.cost.values())
+    got = dict.fromkeys(backlogs, 0.0)
+    for _ in range(count):
+        if any(not queue.turns.of(tenant) for tenant in backlogs):
+            break
+        (item,) = queue.serve(1)
+        got[queue.tenant[item]] += queue.cost[item]
+        assert max(got.values()) - min(got.values()) <= 2.0 * quantum + 1e-6
+
+
+@given(st.integers(2, 200), st.integers(0, 199), st.lists(st.sampled_from(TENANTS[1:]), unique=True))
+def test_first_item_of_a_tenant_waits_for_no_more_than_one_of_each_other(
+    flood: int, served: int, others: list[str]
+) -> None:
+    queue = Queue()
+    for _ in range(flood):
+        queue.add("a")
+    queue.serve(min(served, flood - 1))
+    firsts = [queue.add(tenant) for tenant in others]
+    before = 0 if served else 1
+    assert queue.serve(before + len(firsts))[before:] == firsts
+
+
+def test_newcomer_goes_ahead_of_a_flood_but_not_again_and_again() -> None:
+    queue = Queue()
+    for _ in range(100):
+        queue.add("flood")
+    queue.serve(10)
+    served: list[str] = []
+    for _ in range(20):
+        # it comes again at once, each time with one item
+        queue.add("light")
+        served += [queue.tenant[item] for item in queue.serve(2)]
+    assert served[0] == "light"
+    counts = Counter(served)
+    assert abs(counts["light"] - counts["flood"]) <= 1
+
+
+def test_small_items_get_as_many_turns_as_their_cost_is_small() -> None:
+    queue = Queue()
+    for _ in range(400):
+        queue.add("small", 1.0)
+        queue.add("large", 10.0)
+    counts = Counter(queue.tenant[item] for item in queue.serve(220))
+    assert 8.0 <= counts["small"] / counts["large"] <= 12.0
+
+
+def test_one_large_item_does_not_make_turns_long_for_ever() -> None:
+    queue = Queue()
+    queue.add("a", 100.0)
+    for _ in range(400):
+        queue.add("a")
+        queue.add("b")
+    # until the others have had as much
+    queue.serve(250)
+    tenants = [queue.tenant[item] for item in queue.serve(100)]
+    turns = sum(one != other for one, other in itertools.pairwise(tenants))
+    assert turns >= 90
+
+
+def test_what_cannot_go_now_keeps_its_turn_and_holds_nobody_up() -> None:
+    queue = Queue()
+    stuck = queue.add("a")
+    later = queue.add("a")
+    other = queue.add("b")
+    assert set(queue.serve(2, blocked=frozenset({stuck}))) == {later, other}
+    queue.add("b")
+    assert queue.serve(1) == [stuck]
+
+
+def test_turn_taken_in_vain_costs_nothing() -> None:
+    queue = Queue()
+    for _ in range(4):
+        queue.add("a")
+        queue.add("b")
+    (first,) = queue.serve(1)
+    tenant = queue.tenant[first]
+    queue.turns.add(tenant, first, 1.0)
+    queue.turns.charge(tenant, -1.0)
+    counts = Counter(queue.tenant[item] for item in queue.serve(4))
+    assert counts == {"a": 2, "b": 2}
+
+
+def test_who_has_most_waiting() -> None:
+    queue = Queue()
+    for tenant in ("a", "b", "b", "c", "c", "c"):
+        queue.add(tenant)
+    assert queue.turns.longest(2) == [("c", 3), ("b", 2)]
+    assert queue.turns.youngest("c") == 5
+    assert queue.turns.items("b") == [1, 2]
