@@ -39,8 +39,8 @@ _LONGEST_BATCH_S = 2.0
 MAX_LINE_BYTES = 1 << 16
 _COUNT_BYTES = 1 << 20
 # batches on their way to the registrar, which makes one transaction of those that wait: a page that several of them
-# change is then written once
-_UNDER_WAY = 8
+# change is then written once: with sixteen, half the bytes that eight write
+_UNDER_WAY = 16
 _BATCH_TIMEOUT_S = 120.0
 # looks into an object store at a time
 _LOOKS = 16
