@@ -36,6 +36,10 @@ def unlink_left(node: str, run_dir: str, *, root: Path = _ROOT) -> bool:
     return there
 
 
+class SegmentLost(OSError):
+    """The segment's name stands for another file than the one that is mapped, or for a shorter or longer one."""
+
+
 class Arena:
     """A fresh segment of ``size`` bytes. What an earlier life left under the name is unlinked, never trusted.
 
@@ -52,8 +56,18 @@ class Arena:
             os.ftruncate(self._file, size)
         except OSError as error:
             raise StorageFull(f"no arena of {size} bytes at {self.path}: {error.strerror}") from error
+        self._made = _identity(os.fstat(self._file))
         self._map = mmap.mmap(self._file, size)
         self._view = memoryview(self._map)
+
+    def check(self) -> None:
+        """Raises SegmentLost where an engine that maps the segment by its name would not find our bytes there."""
+        try:
+            found = _identity(self.path.lstat())
+        except OSError as error:
+            raise SegmentLost(f"the arena's segment {self.path} is gone: {error.strerror}") from error
+        if found != self._made:
+            raise SegmentLost(f"the arena's segment {self.path} was replaced, truncated or extended by somebody else")
 
     def begin(self, extent: Extent) -> memoryview:
         """The extent's bytes, to be written. Raises StorageFull where the host has no memory for them.
@@ -103,3 +117,7 @@ class Arena:
 
     def _data(self, extent: Extent) -> memoryview:
         return self._view[extent.offset : extent.offset + extent.length]
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return (status.st_dev, status.st_ino, status.st_size)

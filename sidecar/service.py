@@ -28,7 +28,7 @@ from wire.node import (
 from wire.outcomes import RoostError
 from wire.sockets import ZEROMQ, FeedPublisher, Reply, Responder, Sockets
 
-from .arena import Arena, segment_name
+from .arena import Arena, SegmentLost, segment_name
 from .cordon import is_cordoned, keep_cordoned
 from .disk import DiskTier, open_tier
 from .effects import Answer, AnyEffect, CancelFetch, ClearExtent, StartFetch
@@ -208,9 +208,19 @@ class Sidecar:
 
     def _on_tick(self) -> None:
         self._tick = self._loop.call_later(_TICK_S, self._on_tick)
+        self._check_arena()
         self._apply(Tick())
         for line in self.machine.auditor.untold():
             _log.error("the books are wrong: %s", line)
+
+    def _check_arena(self) -> None:
+        """Without its segment a sidecar can install nothing: it ends, and its next life makes another one."""
+        if self._broken.done():
+            return
+        try:
+            self.arena.check()
+        except SegmentLost as error:
+            self._broken.set_exception(error)
 
     def _on_stats(self) -> None:
         self._stats = self._loop.call_later(_STATS_EVERY_S, self._on_stats)

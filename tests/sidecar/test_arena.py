@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.arena import Arena, segment_name
+from sidecar.arena import Arena, SegmentLost, segment_name
 from sidecar.extents import HEADER_BYTES, Extent
 from wire.outcomes import ArtifactUnavailable, StorageFull
 
@@ -72,6 +72,23 @@ def test_segment_is_private_and_fresh_and_gone_after_a_clean_end(tmp_path: Path)
     arena.close()
     assert not arena.path.exists()
     view.release()
+
+
+def test_segment_that_is_as_it_was_made_is_no_trouble(arena: Arena) -> None:
+    put(arena, Extent(HEADER_BYTES, 5, 1), b"bytes")
+    arena.check()
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced", "shorter", "longer"])
+def test_segment_that_somebody_else_changed_is_known_as_lost(arena: Arena, what: str) -> None:
+    if what in ("removed", "replaced"):
+        arena.path.unlink()
+    if what == "replaced":
+        arena.path.write_bytes(bytes(1 << 16))
+    if what in ("shorter", "longer"):
+        os.truncate(arena.path, 4096 if what == "shorter" else 1 << 20)
+    with pytest.raises(SegmentLost, match=str(arena.path)):
+        arena.check()
 
 
 def test_host_without_memory_is_an_error_of_one_fetch(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 from msgspec import structs
 
 from backends.interface import EngineSettings
@@ -83,6 +85,39 @@ async def test_killed_sidecar_comes_back_and_adopts_its_engine(sockets: Path, st
         assert not segment.exists()
         assert vllm.loads == [adapter_name("acme", digest)]
         assert list(vllm.adapters) == [adapter_name("acme", digest)], "detaching leaves the engine as it is"
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced", "truncated"])
+async def test_sidecar_that_lost_its_segment_ends_and_its_next_life_serves(
+    sockets: Path, store: Store, tmp_path: Path, what: str
+) -> None:
+    shape = shape_of()
+    folders = [write_folder(tmp_path / f"peft{n}", tensors_for(shape, seed=n), config_for()) for n in range(2)]
+    files = [packed(folder, shape) for folder in folders]
+    first, second = map(store.put, files)
+    vllm = FakeVllm(BASE)
+    async with serving(vllm) as port:
+        engine = EngineSettings(name="e1", base=BASE, fingerprint="f", attach=f"127.0.0.1:{port}")
+        settings = config(sockets, store, engines=(engine,))
+        segment = Path("/dev/shm") / segment_name(settings.node, settings.run_dir)
+        gateway = Gateway(settings)
+        async with process(settings, tmp_path) as child:
+            assert (await granted(gateway, first, len(files[0]))).waited
+            if what == "truncated":
+                os.truncate(segment, 4096)
+            else:
+                segment.unlink()
+            if what == "replaced":
+                segment.write_bytes(bytes(1 << 20))
+            async with asyncio.timeout(20.0):
+                assert await child.wait() == 1
+        async with process(settings, tmp_path) as child:
+            assert not (await granted(gateway, first, len(files[0]))).waited
+            assert (await granted(gateway, second, len(files[1]))).waited
+            child.send_signal(signal.SIGTERM)
+            assert await child.wait() == 0
+        gateway.close()
+    assert vllm.loads == [adapter_name("acme", first), adapter_name("acme", second)]
 
 
 async def test_killed_sidecar_finds_its_copies_on_disk(
