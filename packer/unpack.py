@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import adapter_config
-from packer.copying import DTYPES, Progress, copy
+from packer.copying import Progress, copy
 from packer.folder import new_folder
 from packer.layouts import BLOCKWISE, PER_EXPERT, STACKED, tensor_stems
 from packer.modules import PEFT_PREFIX
 from packer.peft import TENSORS_NAME
+from packer.plain import header, is_plain, keeps_stacks, write_plain
 from packer.plan import CopyPlan, Runs, Segment, Turned
-from packer.revision import Pair, RevisionFile
-from packer.safetensors_header import ITEM_BYTES, TensorSpec, encode_header
-from packer.scaling import fold, round_as, widen
+from packer.revision import RevisionFile
+from packer.safetensors_header import ITEM_BYTES
+from packer.shape import BaseShape
 from packer.unpacked_config import module_pattern, unpacked_config
 from wire.outcomes import Unfit
-
-_METADATA = {"format": "pt"}
 
 
 def write_peft(
@@ -40,28 +37,39 @@ def write_peft(
     _write_exact(file, folder, prefix, base_model, progress)
 
 
-def write_engine_peft(buffer: bytes | memoryview, folder: Path, *, dtype: str = "") -> None:
+def write_engine_peft(
+    buffer: bytes | memoryview, folder: Path, *, dtype: str = "", base: BaseShape | None = None
+) -> None:
     """Write what an engine is to load, so that it computes what PEFT computes.
 
     An adapter of one rank and one alpha is written as ``write_peft`` would, under the usual names. One with
     exceptions becomes a plain adapter that any engine understands: each module's scale is folded into B, in fp32,
     and ranks are filled up with zeros to one. ``dtype`` (bfloat16, float16) is the engine's: B is rounded to it
-    before the product, as the engine itself does, so that the outcome is the same to the last bit.
+    before the product, as the engine itself does, so that the outcome is the same to the last bit. Experts are
+    written one by one, each whole (``packer.plain``), except for a ``base`` whose engines take them stacked.
+    Raises Unfit for what can't be written so, or not without ``base``.
     """
     file = RevisionFile(buffer)
-    if file.manifest.ranks or file.manifest.alphas:
-        _write_plain(file, folder, dtype)
-    else:
+    uneven = file.manifest.ranks or file.manifest.alphas
+    stacked = file.manifest.layout != PER_EXPERT and keeps_stacks(base)
+    if stacked and uneven:
+        raise Unfit(
+            "experts of unlike ranks or alphas in a stacked layout can't be written for an engine of the portable path",
+            field="layout",
+        )
+    if stacked or is_plain(file.content):
         _write_exact(file, folder, PEFT_PREFIX, "", None)
+    else:
+        write_plain(file, folder, dtype, base)
 
 
 def _write_exact(file: RevisionFile, folder: Path, prefix: str, base_model: str, progress: Progress | None) -> None:
     dtype = file.manifest.source or file.dtype
     tensors = sorted(_originals(file, prefix), key=lambda tensor: tensor.name)
-    header = _header([(tensor.name, dtype, tensor.shape) for tensor in tensors])
+    written = header([(tensor.name, dtype, tensor.shape) for tensor in tensors])
     manifest = file.manifest
     config = unpacked_config(
-        file,
+        file.content,
         prefix,
         base_model,
         r=manifest.rank,
@@ -73,7 +81,7 @@ def _write_exact(file: RevisionFile, folder: Path, prefix: str, base_model: str,
     with new_folder(folder) as draft:
         (draft / adapter_config.NAME).write_bytes(config)
         with (draft / TENSORS_NAME).open("wb") as out:
-            out.write(header)
+            out.write(written)
             copy(_plan(file, tensors), file.dtype, dtype, out, progress)
 
 
@@ -136,64 +144,3 @@ def _plan(file: RevisionFile, tensors: Sequence[_Original]) -> CopyPlan:
         offsets, lengths = [tensor.offset for tensor in plain], [tensor.length for tensor in plain]
         segments.append(Runs([source], offsets, lengths, [tensor.name for tensor in plain]))
     return CopyPlan(segments)
-
-
-def _write_plain(file: RevisionFile, folder: Path, dtype: str) -> None:
-    if file.manifest.layout != PER_EXPERT:
-        raise Unfit(
-            "experts of unlike ranks or alphas in a stacked layout can't be written for an engine of the portable path",
-            field="layout",
-        )
-    rank = max(pair.rank for pair in file.pairs)
-    tensors = sorted(
-        (name, number, pair)
-        for pair in file.pairs
-        for number, name in enumerate(
-            tensor_stems(
-                pair.place, file.manifest.path(pair.place.module), pair.experts[0],
-                layout=PER_EXPERT, prefix=PEFT_PREFIX,
-            )
-        )
-    )  # fmt: skip
-    described: list[tuple[str, str, tuple[int, ...]]] = []
-    for name, _, pair in tensors:
-        described.append((f"{name}.lora_A.weight", file.dtype, (rank, pair.inputs)))
-        described.append((f"{name}.lora_B.weight", "F32", (pair.outputs, rank)))
-    config = unpacked_config(
-        file, PEFT_PREFIX, "", r=rank, lora_alpha=rank, use_rslora=False, rank_pattern={}, alpha_pattern={}
-    )
-    with new_folder(folder) as draft:
-        (draft / adapter_config.NAME).write_bytes(config)
-        with (draft / TENSORS_NAME).open("wb") as out:
-            out.write(_header(described))
-            for _, number, pair in tensors:
-                for factor in _plain_factors(file, pair, number, rank, dtype):
-                    out.write(factor.reshape(-1).view(np.uint8).data)
-
-
-def _plain_factors(file: RevisionFile, pair: Pair, number: int, rank: int, dtype: str) -> Iterator[npt.NDArray[Any]]:
-    """A with zero rows below it, and B with its scale folded in and zero columns beside it."""
-    a = np.zeros((rank, pair.inputs), DTYPES[file.dtype])
-    a[: pair.rank] = _factor(file, pair, "A", number).reshape(pair.rank, pair.inputs)
-    yield a
-    b = np.zeros((pair.outputs, rank), np.dtype("<f4"))
-    values = round_as(widen(_factor(file, pair, "B", number), file.dtype), dtype)
-    b[:, : pair.rank] = fold(values, file.scale(pair)).reshape(pair.outputs, pair.rank)
-    yield b
-
-
-def _factor(file: RevisionFile, pair: Pair, factor: str, number: int) -> npt.NDArray[Any]:
-    """A's or B's numbers, of a stack those of one expert."""
-    values = np.frombuffer(file.tensor(f"{pair.place}.{factor}"), DTYPES[file.dtype])
-    return np.split(values, pair.experts[0])[number] if pair.place.expert else values
-
-
-def _header(described: list[tuple[str, str, tuple[int, ...]]]) -> bytes:
-    """A safetensors header as the stock writer makes it, of (name, dtype, shape) in order of their bytes."""
-    tensors = {}
-    position = 0
-    for name, dtype, shape in described:
-        end = position + math.prod(shape) * ITEM_BYTES[dtype]
-        tensors[name] = TensorSpec(dtype, shape, (position, end))
-        position = end
-    return encode_header(tensors, _METADATA)

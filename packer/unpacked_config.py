@@ -9,10 +9,10 @@ import msgspec
 
 from packer.layouts import BLOCKWISE, OUTER, OUTER_NAMES, PER_EXPERT, container_of
 from packer.manifest import Manifest
-from packer.revision import RevisionFile
+from packer.revision import Content
 
 
-def unpacked_config(file: RevisionFile, prefix: str, base_model: str, **computing: Any) -> bytes:
+def unpacked_config(content: Content, prefix: str, base_model: str, **computing: Any) -> bytes:
     """What PEFT would have written. ``computing`` are the fields of rank, alpha and scaling."""
     body = {
         "peft_type": "LORA",
@@ -24,7 +24,7 @@ def unpacked_config(file: RevisionFile, prefix: str, base_model: str, **computin
         "init_lora_weights": True,
         "lora_dropout": 0.0,
         "modules_to_save": None,
-        **_targets(file, prefix),
+        **_targets(content, prefix),
         "use_dora": False,
         **computing,
     }
@@ -53,32 +53,32 @@ def _path_pattern(manifest: Manifest, module: str) -> str:
     return path.replace(".{}", "")
 
 
-def _targets(file: RevisionFile, prefix: str) -> dict[str, Any]:
+def _targets(content: Content, prefix: str) -> dict[str, Any]:
     """Exactly the adapted modules: names and layers where every such layer has all of them, else in full.
 
     The layers are always said, since the base may have more of them than the adapter.
     """
-    manifest = file.manifest
-    if any(pair.place.expert for pair in file.pairs):
-        return _expert_targets(file, prefix)
-    layers = sorted({pair.place.layer for pair in file.pairs})
+    manifest = content.manifest
+    if any(pair.place.expert for pair in content.pairs):
+        return _expert_targets(content, prefix)
+    layers = sorted({pair.place.layer for pair in content.pairs})
     modules = manifest.targets
-    if len(file.pairs) == len(layers) * len(modules) and len({*map(_last, map(manifest.path, modules))}) == len(
+    if len(content.pairs) == len(layers) * len(modules) and len({*map(_last, map(manifest.path, modules))}) == len(
         modules
     ):
         names = [_last(manifest.path(module)) for module in modules]
         return {"target_modules": names, "layers_to_transform": layers, "layers_pattern": "layers"}
-    return {"target_modules": [module_pattern(manifest, str(pair.place), prefix) for pair in file.pairs]}
+    return {"target_modules": [module_pattern(manifest, str(pair.place), prefix) for pair in content.pairs]}
 
 
 def _last(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def _expert_targets(file: RevisionFile, prefix: str) -> dict[str, Any]:
+def _expert_targets(content: Content, prefix: str) -> dict[str, Any]:
     """One expression for all modules; what PEFT stacks are parameters, which it can't name by one."""
-    manifest = file.manifest
-    places = [pair.place for pair in file.pairs]
+    manifest = content.manifest
+    places = [pair.place for pair in content.pairs]
     fused = manifest.layout not in (PER_EXPERT, OUTER)
     by_modules: dict[tuple[str, ...], list[int]] = {}
     in_layer: dict[int, list[str]] = {}

@@ -34,9 +34,10 @@ _PASSING = re.compile(r"out of memory|not enough memory|can't allocate|cannot al
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """One line of ``/v1/models``: an adapter names its base as ``parent``."""
+    """One line of ``/v1/models``: an adapter names its base as ``parent``; a base's ``root`` is where its files are."""
 
     id: str
+    root: str | None = None
     parent: str | None = None
 
 

@@ -28,6 +28,7 @@ from backends.interface import (
 )
 from backends.process import EngineProcess
 from catalog.names import check_part
+from packer.shape import BaseShape
 from packer.unpack import write_engine_peft
 from wire.outcomes import ArtifactUnavailable, EngineFailed, InvalidRequest, StorageFull, Unfit
 
@@ -74,6 +75,8 @@ class VllmBackend:
         self._turn = asyncio.Lock()
         self._limits: EngineLimits | None = None
         self._takes_extents = False
+        # what the portable path writes for: None where its config.json is not at hand
+        self._base: BaseShape | None = None
         self._started_at = 0.0
         self._answered_at: float | None = None
         self._pulse: Pulse | None = None
@@ -168,7 +171,7 @@ class VllmBackend:
         """What the server can do: its own word where our plug-in runs, the settings' elsewhere. Raises EngineFailed."""
         if self._limits is None:
             client = self._connected()
-            bases = [card.id for card in await client.models(ASK_TIMEOUT_S) if card.parent is None]
+            bases = {card.id: card.root for card in await client.models(ASK_TIMEOUT_S) if card.parent is None}
             if self.settings.base not in bases:
                 raise EngineFailed(
                     f"the server at {self._where()} serves {', '.join(bases) or 'nothing'}, not {self.settings.base}",
@@ -179,6 +182,7 @@ class VllmBackend:
                     f"the server at {self._where()} takes no adapters at run time: "
                     "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
                 )
+            self._base = await asyncio.to_thread(_base_at, self.settings.model_path or bases[self.settings.base] or "")
             self._limits = self._limits_from(await client.facts(ASK_TIMEOUT_S))
         return self._limits
 
@@ -254,7 +258,7 @@ class VllmBackend:
 
     async def _write(self, adapter: Installable, dtype: str) -> Path:
         def fill(folder: Path) -> None:
-            write_engine_peft(adapter.view(), folder, dtype=dtype)
+            write_engine_peft(adapter.view(), folder, dtype=dtype, base=self._base)
 
         try:
             return await _to_the_end(self._folders.write, adapter.adapter, fill)
@@ -347,6 +351,14 @@ async def _to_the_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     except asyncio.CancelledError:
         await asyncio.wait([working])
         raise
+
+
+def _base_at(model_path: str) -> BaseShape | None:
+    try:
+        return BaseShape.from_config((Path(model_path) / "config.json").read_bytes()) if model_path else None
+    except (OSError, InvalidRequest, Unfit) as error:
+        logger.warning("the base's config.json can't be read at %s: %s", model_path, error)
+        return None
 
 
 def _extent_of(adapter: Installable) -> ExtentPath:

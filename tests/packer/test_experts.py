@@ -225,8 +225,32 @@ def test_patterns_of_experts(tmp_path: Path) -> None:
 def test_engines_get_stacks_as_they_came(tmp_path: Path) -> None:
     tensors, _ = stacked(base("gpt-oss"))
     folder = folder_of(tmp_path / "a", tensors, config(**PARAMETERS))
-    write_engine_peft(packed(folder, base("gpt-oss")), tmp_path / "engine")
+    write_engine_peft(packed(folder, base("gpt-oss")), tmp_path / "engine", base=base("gpt-oss"))
     assert (tmp_path / "engine" / TENSORS).read_bytes() == (folder / TENSORS).read_bytes()
+
+
+def test_fused_gate_up_is_not_split_for_a_base_that_nobody_knows(tmp_path: Path) -> None:
+    """gpt-oss's rows alternate: halves of them would be a wrong answer."""
+    folder = folder_of(tmp_path / "a", stacked(base("gpt-oss"))[0], config(**PARAMETERS))
+    with pytest.raises(Unfit, match=r"config\.json"):
+        write_engine_peft(packed(folder, base("gpt-oss")), tmp_path / "engine")
+    assert not (tmp_path / "engine").exists()
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_engines_get_every_expert_whole_under_the_names_of_the_base(name: str, tmp_path: Path) -> None:
+    shape = base(name)
+    down = "w2" if name == "Mixtral" else "down_proj"
+    settings = config(target_modules=rf".*\.experts\.\d+\.{down}")
+    experts = {key: tensor for key, tensor in per_expert(shape).items() if ".experts." in key}
+    adapted = {key: tensor for key, tensor in experts.items() if f".{down}." in key}
+    file = packed(folder_of(tmp_path / "a", adapted, settings), shape)
+    write_engine_peft(file, tmp_path / "engine", base=shape)
+    written = load((tmp_path / "engine" / TENSORS).read_bytes())
+    assert written.keys() == experts.keys()
+    for key, tensor in written.items():
+        assert tensor.shape == experts[key].shape
+        assert torch.equal(tensor, experts[key]) if key in adapted else not tensor.any()
 
 
 def test_gate_and_up_can_not_be_adapted_twice(tmp_path: Path) -> None:
