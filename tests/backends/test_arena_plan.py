@@ -275,6 +275,16 @@ def test_gate_and_up_that_do_not_fit_a_fused_engine_are_refused(tmp_path: Path) 
         Worker(fused=True).adaptable.plan(read(data).layout)
 
 
+def test_gate_and_up_apart_are_refused_by_all_workers_of_a_fused_engine_that_splits_ranks(tmp_path: Path) -> None:
+    data = packed(_only(moe.per_expert(BASE, 2), "q_proj", "experts"), tmp_path / "a")
+    for tp_rank in (0, 1):
+        worker = Worker(fused=True, tp=2, tp_rank=tp_rank)
+        for layer, experts in worker.experts.items():
+            worker.experts[layer] = experts._replace(sharded=True, a_row=tp_rank * MAX_RANK // 2)
+        with pytest.raises(ValueError, match="gate and up take rank 4 together"):
+            worker.adaptable.plan(read(data).layout)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
