@@ -21,7 +21,7 @@ import numpy as np
 from packer.memory import FreshMemory
 from packer.modules import PEFT_PREFIX
 from packer.peft import TENSORS_NAME, pack_peft
-from packer.revision import RevisionFile, read_header
+from packer.revision import RevisionFile, kept_header
 from packer.safetensors_header import TensorSpec, encode_header
 from packer.shape import BaseShape
 from packer.unpack import write_peft
@@ -105,7 +105,7 @@ def _measure(folder: Path, packed: Path, shape: BaseShape, rounds: int) -> dict[
         parts["stock_read_ms"] = (stock, 1e3)
     samples: dict[str, list[float]] = {name: [] for name in parts}
     for number in range(rounds + 1):
-        read_header.cache_clear()
+        kept_header.cache_clear()
         for name, (part, unit) in parts.items():
             begun = time.perf_counter()
             kept = part()

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -42,7 +43,7 @@ ALIGN = 64
 _HALVES = ("gate", "up")
 # how many headers that were read are kept, of how many bytes at the most
 _KEPT_HEADERS = 16
-_KEPT_HEADER_BYTES = 512 << 10
+KEPT_HEADER_BYTES = 512 << 10
 DTYPE_NAMES = {"BF16": "bfloat16", "F32": "float32"}
 
 
@@ -164,7 +165,7 @@ class RevisionFile:
     def __init__(self, buffer: bytes | bytearray | memoryview) -> None:
         self.buffer = memoryview(buffer).cast("B").toreadonly()
         header = bytes(header_of(self.buffer, WHAT))
-        read = read_header if len(header) <= _KEPT_HEADER_BYTES else read_header.__wrapped__
+        read = kept_header if len(header) <= KEPT_HEADER_BYTES else read_header
         self.content, self.specs = read(header, self.buffer.nbytes - len(header))
         self.data_start = len(header)
 
@@ -255,8 +256,6 @@ def check_pair(pair: Pair, shape: BaseShape) -> None:
         )
 
 
-# thousands of adapters have one header: those of a base that differ in their numbers alone
-@lru_cache(_KEPT_HEADERS)
 def read_header(header: bytes, data_bytes: int) -> tuple[Content, Mapping[str, TensorSpec]]:
     """What a revision's header says, checked, and right for so many bytes of data. Raises InvalidRequest."""
     own = decode_header(header, ALIGN)
@@ -276,7 +275,11 @@ def read_header(header: bytes, data_bytes: int) -> tuple[Content, Mapping[str, T
         # there may be more to say about it
         check_header(header, data_bytes, WHAT)
         raise InvalidRequest(f"{WHAT}: its header is not spelt as a revision's is", field=WHAT)
-    return content, specs
+    return content, MappingProxyType(specs)
+
+
+# thousands of adapters have one header: those of a base that differ in their numbers alone
+kept_header = lru_cache(_KEPT_HEADERS)(read_header)
 
 
 def _read_content(tensors: Mapping[str, TensorSpec], manifest: Manifest) -> Content:

@@ -43,8 +43,8 @@ class SegmentLost(OSError):
 class Arena:
     """A fresh segment of ``size`` bytes. What an earlier life left under the name is unlinked, never trusted.
 
-    Memory is taken from the host when an extent is first written. Raises StorageFull where not even the file can be
-    made.
+    Memory is taken from the host when an extent is first written, or at once where an engine on CUDA pins the arena.
+    Raises StorageFull where not even the file can be made.
     """
 
     def __init__(self, segment: str, size: int, *, root: Path = _ROOT) -> None:

@@ -102,7 +102,8 @@ def add_lora(self: EngineCore, lora_request: Any) -> bool | Future[bool]:
         return True
     load = loads[lora_id] = Load(name, Future())
     finish_loads(self)
-    return load.answer
+    # whoever calls in this process takes a Future for success
+    return load.answer.result() if load.answer.done() else load.answer
 
 
 def _settled(core: EngineCore, lora_id: int, answers: list[str]) -> bool:

@@ -30,6 +30,7 @@ _BASE = -1
 def patch() -> None:
     """Have MoE layers with adapters use our experts. Raises UnsupportedVllm."""
     versions.check(versions.CPU_MOE_SEAMS)
+    versions.check_attributes(LoRAExpertsMixin, ("_lora_context",))
     method.select_unquantized_moe_backend = select_backend
 
 
@@ -98,7 +99,7 @@ class TorchExperts(LoRAExpertsMixin, CPUUnquantizedExperts):  # type: ignore[mis
         y = y.float()
         if not apply_router_weight_on_input:
             y *= weights[:, None]
-        output.copy_(torch.zeros(output.shape).index_add_(0, tokens, y))
+        output.copy_(torch.zeros(output.shape, dtype=torch.float32).index_add_(0, tokens, y))
 
     def _assignments(
         self,
@@ -114,7 +115,8 @@ class TorchExperts(LoRAExpertsMixin, CPUUnquantizedExperts):  # type: ignore[mis
             experts = expert_map[experts].long()
         tokens = torch.arange(count).repeat_interleave(chosen)
         slots = _slots_of_tokens(self._lora_context, count)[tokens]
-        order = torch.argsort(experts * (slots.max() + 2) + slots, stable=True)
+        order = torch.argsort(slots, stable=True)
+        order = order[torch.argsort(experts[order], stable=True)]
         order = order[experts[order] >= 0]
         return tokens[order], experts[order], slots[order], topk_weights.flatten()[order]
 
@@ -152,6 +154,5 @@ def _add(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, gro
     for group in groups:
         if group.slot == _BASE:
             continue
-        factors = (stack[group.slot, min(group.expert, stack.shape[1] - 1)].float() for stack in (a, b))
-        first, second = factors
+        first, second = (stack[group.slot, 0 if stack.shape[1] == 1 else group.expert].float() for stack in (a, b))
         y[group.rows] += (x[group.rows].float() @ first.T @ second.T).to(y.dtype)

@@ -55,6 +55,8 @@ def parse(path: str) -> ExtentPath:
     numbers = {name: _number(name, values[name]) for name in _NUMBERS}
     if numbers["offset"] < HEADER_BYTES:
         raise ValueError(f"offset {numbers['offset']} leaves no room for the extent's record")
+    if numbers["offset"] % HEADER_BYTES:
+        raise ValueError(f"offset {numbers['offset']} is not a multiple of {HEADER_BYTES}")
     if not numbers["length"] or not numbers["generation"]:
         raise ValueError("length and generation must be positive")
     if _DIGEST_RE.fullmatch(values["digest"]) is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -36,6 +37,11 @@ WORKER_SEAMS = {
     "vllm.lora.layers:FusedMoEWithLoRA.set_lora": ("self", "index", "lora_a", "lora_b"),
     "vllm.lora.layers:FusedMoE3DWithLoRA.set_lora": ("self", "index", "lora_a", "lora_b"),
 }
+# of an adapter manager: what an install reads of the model, and what it writes down
+MANAGER_ATTRIBUTES = (
+    "lora_config", "device", "model", "modules", "packed_modules", "lora_index_to_id", "_registered_adapters",
+    "_active_adapters",
+)  # fmt: skip
 _OF_TOKENS = ("inputs", "lora_b_weights", "output_tensor", "lora_indices_tensor")
 CPU_SEAMS = {
     f"{module}:{kernel}": (*_OF_TOKENS, *rest)
@@ -81,6 +87,19 @@ def expert_rank(module: Any) -> int:
     """Which part of a layer's experts a wrapped MoE module has; 0 where it has all. 0.22.1 tells of the base layer."""
     told = module if hasattr(module, "use_ep") else module.base_layer
     return int(told.ep_rank) if told.use_ep else 0
+
+
+def shares_factors(module: Any) -> bool:
+    """Whether a wrapped MoE module holds one factor for all its experts. 0.22.1 never does."""
+    return bool(getattr(module, "enable_moe_shared_loras", False))
+
+
+def check_attributes(thing: Any, names: Sequence[str]) -> None:
+    """Raises UnsupportedVllm naming the first attribute that ``thing`` lacks."""
+    for name in names:
+        if not hasattr(thing, name):
+            kind = thing if isinstance(thing, type) else type(thing)
+            raise UnsupportedVllm(f"this vLLM's {kind.__name__} has no {name} (tried with {TRIED})")
 
 
 def check(seams: dict[str, tuple[str, ...]]) -> None:

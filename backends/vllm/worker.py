@@ -12,7 +12,6 @@ from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 from vllm.v1.worker.worker_base import WorkerBase
 
-from . import versions
 from .arena.segment import OutOfReach
 from .extent_path import is_extent
 from .faults import is_adapters_fault
@@ -41,13 +40,12 @@ def patch() -> None:
 
 
 def prepare(self: Any) -> str:
-    """Make ready for installs through the arena. Returns why they can't be, or "". Raises UnsupportedVllm."""
-    versions.check(versions.WORKER_SEAMS)
-    # every process of the engine has this module, and only workers have use for this one
-    from .arena.prepare import installer_for
-
+    """Make ready for installs through the arena. Returns why they can't be, or ""."""
     self.roost_installer = None
     try:
+        # every process of the engine has this module, and only workers have use for this one
+        from .arena.prepare import installer_for
+
         self.roost_installer = installer_for(self)
     except Exception as error:
         logger.exception("this worker can't read the arena")
@@ -113,8 +111,11 @@ def _installer_of(worker: Any) -> Installer:
 def targets(self: Any) -> list[str]:
     """The modules that adapters may have on this model, sorted: our names, or where the base is none of ours vLLM's
     without their ``_proj``.
+
+    Every driver that comes asks for them: a good moment to let a former sidecar's arena go.
     """
     if self.roost_installer is not None:
+        self.roost_installer.drop_old_segments()
         return list(self.roost_installer.adaptable.targets())
     adapters = self.model_runner.lora_manager._adapter_manager
     packed = adapters.packed_modules_mapping

@@ -1,9 +1,10 @@
 """What it costs to have an adapter of every expert in a running engine: ours beside stock vLLM's, in the same engine.
 
 Loads go through the driver and the server's HTTP (``server``), and as calls of the worker in the engine's process
-(``worker``), where slots and tokens are compared too. The figures without a word in front are the server's on a CPU and
+(``inside``), where slots and tokens are compared too. The figures without a word in front are the server's on a CPU and
 the worker's on a GPU; the others have ``worker_`` or ``server_`` in front. ``live_`` is through the server while a
-stream of the base runs, whose longest gap is told in its usual intervals.
+stream of the base runs, whose longest gap is told in its usual intervals; such a load takes about two of the stream's
+steps, one until the engine comes to the call, and one until it looks whether the transfer is over.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,6 +33,7 @@ from .server import engine_settings, measure
 
 PARTS = ("worker", "server", "ranks")
 _HIGH_RANKS = (16, 32)
+_PROCESS_S = 3600.0
 _STAND_IN = {"weights": "made up by the engine (load format dummy)"}
 
 
@@ -45,42 +48,57 @@ def run(
     parts: Collection[str] = PARTS,
     plot: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure and write the report; returns the summary. ``small`` takes one round of the stock way, and loads but one
-    adapter of a high rank so.
+    """Measure and write the report; returns the summary. ``small`` takes one round of the stock way.
 
-    ``parts``: any of PARTS; ``ranks`` is ranks 16 and 32 through the worker, unless ``small`` through a server too.
-    The report is written after each, so that a later one that fails costs only itself. Raises RuntimeError.
+    ``parts``: any of PARTS; ``worker`` and ``server`` are of rank 1, ``ranks`` is 16 and 32 through both. The report is
+    written after each, so that a later one that fails costs only itself. Raises RuntimeError.
     """
     base = base_for(device_of(EngineSettings(name="install", base="", fingerprint="", device=device)))
     report = _Report(file, engine, base, seed)
     with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
-        root = Path(scratch)
+        bench = _Bench(Path(scratch), base, seed, small, say, report)
         if {"worker", "server"} & set(parts):
-            say("Making adapters of rank 1")
-            with Adapters(root, base.shape, 1, SLOTS, seed) as adapters:
-                wanted = Measure(1, adapters.named(SLOTS), _grid(1, small), tokens=True)
-                if "worker" in parts:
-                    say("Through a worker")
-                    report.add_measured(_in_a_process(root, base, [wanted], seed))
-                if "server" in parts:
-                    say("Through a server")
-                    report.add_served(asyncio.run(measure(root, base, [wanted])))
+            bench.measure((1,), parts)
         if "ranks" in parts:
-            say(f"Making adapters of ranks {_HIGH_RANKS}")
-            low, high = (Adapters(root, base.shape, rank, SLOTS, seed) for rank in _HIGH_RANKS)
-            with low, high:
-                ranks = zip(_HIGH_RANKS, (low, high), strict=True)
-                measures = [Measure(rank, one.named(SLOTS), _grid(rank, small)) for rank, one in ranks]
-                say("Through a worker")
-                report.add_measured(_in_a_process(root, base, measures, seed))
-                if not small:
-                    say("Through a server")
-                    report.add_served(asyncio.run(measure(root, base, measures)))
+            bench.measure(_HIGH_RANKS, ("worker", "server"))
     if plot is not None:
         from .picture import draw
 
         draw(plot, report.summary, base.name)
     return report.summary
+
+
+class _Bench(NamedTuple):
+    root: Path
+    base: Base
+    seed: int
+    small: bool
+    say: Callable[[str], None]
+    report: _Report
+
+    def measure(self, ranks: tuple[int, ...], ways: Collection[str]) -> None:
+        """Adapters of all ``ranks`` in one engine, by each of the ways: through a worker, through a server."""
+        with ExitStack() as made:
+            measures = []
+            for rank in ranks:
+                self.say(f"Making adapters of rank {rank}")
+                adapters = made.enter_context(Adapters(self.root, self.base.shape, rank, SLOTS, self.seed))
+                measures.append(self._wanted(rank, adapters))
+            if "worker" in ways:
+                self.say("Through a worker")
+                self.report.add_measured(_in_a_process(self.root, self.base, measures, self.seed))
+            if "server" in ways:
+                self.say("Through a server")
+                served = [
+                    msgspec.structs.replace(one, grid=_served_grid(one.rank, self.base.device, self.small))
+                    for one in measures
+                ]
+                self.report.add_served(asyncio.run(measure(self.root, self.base, served)))
+
+    def _wanted(self, rank: int, adapters: Adapters) -> Measure:
+        return Measure(
+            rank, adapters.named(SLOTS), _grid(rank, self.small), live=(5, 1 if self.small else 3), tokens=rank == 1
+        )
 
 
 class _Report:
@@ -121,11 +139,18 @@ class _Report:
 
 
 def _grid(rank: int, small: bool) -> dict[int, tuple[int, int]]:
-    if rank == 1:
-        rounds = 1 if small else 5
-        return {1: (10, rounds), 4: (3, rounds), 8: (3, rounds), 16: (3, rounds)}
-    once = 0 if small else 1
-    return {1: (10, 1 if small else 3), 4: (3, once), 8: (2, once), 16: (2, once)}
+    rounds = 1 if small else 5 if rank == 1 else 3
+    return {1: (10, rounds), 4: (3, rounds), 8: (3, rounds), 16: (3, rounds)}
+
+
+def _served_grid(rank: int, device: str, small: bool) -> dict[int, tuple[int, int]]:
+    """What a server adds to an install is much the same for all: a small run takes no more than a few where the
+    report's figures are the worker's.
+    """
+    grid = _grid(rank, small)
+    if not small or (rank == 1 and device == "cpu"):
+        return grid
+    return {n: rounds for n, rounds in grid.items() if rank == 1 and n in (1, SLOTS)}
 
 
 def _in_a_process(root: Path, base: Base, measures: list[Measure], seed: int) -> list[Measured]:
@@ -138,7 +163,12 @@ def _in_a_process(root: Path, base: Base, measures: list[Measure], seed: int) ->
     changes = {**command.env, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     environment = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
     argv = [sys.executable, "-m", "loadtest.install.inside", str(job), str(out)]
-    done = subprocess.run(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        done = subprocess.run(
+            argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_PROCESS_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"the engine's process did not end within {_PROCESS_S:g} s") from error
     if done.returncode:
         raise RuntimeError(f"the engine's process ended with {done.returncode}:\n{done.stdout[-6000:]}")
     return msgspec.json.decode(out.read_bytes(), type=list[Measured])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -48,7 +49,10 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 class Adapters:
-    """``count`` adapters of ``rank`` over ``shape``, or as many as the bytes allow; a context that removes them."""
+    """``count`` adapters of ``rank`` over ``shape``, or as many as the bytes allow.
+
+    A context that makes them, of gigabytes of the host's memory, and removes them.
+    """
 
     def __init__(self, root: Path, shape: BaseShape, rank: int, count: int, seed: int) -> None:
         self._folders = root / f"rank-{rank}"
@@ -57,25 +61,34 @@ class Adapters:
         size = len(header) + 2 * sum(sum(pair.elements) for pair in content.pairs)
         count = min(count, max(1, _MOST_BYTES // size))
         block = block_bytes(size)
-        self._arena = Arena(f"roost-loadtest-{root.name}-{rank}", count * block + ALIGN)
+        self._rank, self._header, self._seed = rank, header, seed
+        self._extents = [Extent(number * block + HEADER_BYTES, size, number + 1) for number in range(count)]
+        self._segment = f"roost-loadtest-{root.name}-{rank}"
         self.all: list[Adapter] = []
-        for number in range(count):
-            extent = Extent(number * block + HEADER_BYTES, size, number + 1)
-            view = self._arena.begin(extent)
-            view[: len(header)] = header
-            _fill(view[len(header) :], seed + number)
-            digest = blake3(view, max_threads=blake3.AUTO).hexdigest()
-            self._arena.seal(extent, digest)
-            folder = self._folders / str(number)
-            write_peft(view, folder)
-            self.all.append(Adapter(digest, rank, self._arena.segment, extent, len(header), str(folder)))
 
     def __enter__(self) -> Adapters:
+        last = self._extents[-1]
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, self._folders, ignore_errors=True)
+            arena = Arena(self._segment, last.offset + block_bytes(last.length) + ALIGN)
+            undo.callback(arena.close)
+            for number, extent in enumerate(self._extents):
+                self.all.append(self._make(arena, extent, number))
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._arena.close()
-        shutil.rmtree(self._folders, ignore_errors=True)
+        self._undo.close()
+
+    def _make(self, arena: Arena, extent: Extent, number: int) -> Adapter:
+        view = arena.begin(extent)
+        view[: len(self._header)] = self._header
+        _fill(view[len(self._header) :], self._seed + number)
+        digest = blake3(view, max_threads=blake3.AUTO).hexdigest()
+        arena.seal(extent, digest)
+        folder = self._folders / str(number)
+        write_peft(view, folder)
+        return Adapter(digest, self._rank, arena.segment, extent, len(self._header), str(folder))
 
     def named(self, count: int) -> list[tuple[str, Adapter]]:
         """``count`` of them, each under a tenant, over again where there are fewer."""

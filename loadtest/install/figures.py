@@ -46,19 +46,23 @@ class Rounds(msgspec.Struct):
 
 
 class Gaps(msgspec.Struct):
-    """A running stream's token intervals in milliseconds: while nothing is loaded, and the longest during loads."""
+    """A running stream's token intervals in milliseconds: while nothing is loaded, and each round's longest one."""
 
     quiet_ms: list[float] = []
     ours_ms: list[float] = []
     stock_ms: list[float] = []
 
     def figures(self) -> dict[str, float]:
+        """In usual (median) intervals: the longest of all rounds, the median of the rounds' longest (``_p50``), and for
+        comparison the longest while nothing was loaded.
+        """
         usual = statistics.median(self.quiet_ms)
-        found = {
-            "gap_intervals_ours": statistics.median(self.ours_ms) / usual if self.ours_ms else None,
-            "gap_intervals_stock": statistics.median(self.stock_ms) / usual if self.stock_ms else None,
-        }
-        return {name: round(value, 2) for name, value in found.items() if value is not None}
+        found = {"gap_intervals_quiet": max(self.quiet_ms) / usual}
+        for way, longest in (("ours", self.ours_ms), ("stock", self.stock_ms)):
+            if longest:
+                found[f"gap_intervals_{way}"] = max(longest) / usual
+                found[f"gap_intervals_{way}_p50"] = statistics.median(longest) / usual
+        return {name: round(value, 2) for name, value in found.items()} | {"interval_ms": round(usual, 2)}
 
 
 def named(figures: Mapping[str, Any], rank: int, through: str = "") -> dict[str, Any]:

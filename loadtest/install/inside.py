@@ -76,9 +76,9 @@ class _Worker:
         adapters = measure.adapters
         # the first of each way compiles, maps and brings files into memory
         self.remove([self.ours(*adapters[0])])
-        settle = getattr(self._writer, "settle_mappings", None)
-        if settle is not None:
-            settle()
+        wait_until_pinned = getattr(self._writer, "wait_until_pinned", None)
+        if wait_until_pinned is not None:
+            wait_until_pinned()
         equal = all(self._equal(*one) for one in adapters[:2])
         rounds = Rounds()
         for n, (ours, stock) in sorted(measure.grid.items()):

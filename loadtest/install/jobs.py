@@ -11,12 +11,14 @@ from .figures import Gaps, Rounds
 class Measure(msgspec.Struct, frozen=True):
     """Adapters of one rank, as (tenant, adapter), and the rounds: n -> (ours before each of stock's, stock's).
 
-    Where there are none of stock's, ours is done once. ``tokens``: compare answers too.
+    ``live`` is the same for all adapters at once beside a stream, which only a server does; ``tokens``, which only a
+    worker does, is to compare answers too. Where there are none of stock's, ours is done once.
     """
 
     rank: int
     adapters: list[tuple[str, Adapter]]
     grid: dict[int, tuple[int, int]]
+    live: tuple[int, int] = (0, 0)
     tokens: bool = False
 
 

@@ -28,8 +28,8 @@ _QUIET, _AFTER = 40, 4
 # the first tokens of a stream are slower
 _FIRST = 4
 _WARM = 40
-# an engine pins the arena's memory in the background once it has seen it
-_SETTLE_S = 3.0
+# an engine pins the arena's memory in the background once it has seen it: at least so many bytes a second
+_PINNED_S, _PINNED_RATE = 3.0, 500e6
 
 Way = Callable[[list[tuple[str, Adapter]]], Awaitable[tuple[list[str], list[float]]]]
 
@@ -63,13 +63,14 @@ class _Session:
             await stream.more(_WARM)
             for way in (self._ours, self._stock):
                 await self._round(way, adapters[:1])
-            await asyncio.sleep(_SETTLE_S)
+            pinned = {one.digest: one.extent.length for _, one in adapters}
+            await asyncio.sleep(_PINNED_S + sum(pinned.values()) / _PINNED_RATE)
         for n, (ours, stock) in sorted(self._wanted.grid.items()):
             for _ in range(max(1, stock)):
                 rounds.ours.append([await self._round(self._ours, adapters[:n]) for _ in range(ours)])
                 if stock:
                     rounds.stock.append(await self._round(self._stock, adapters[:n]))
-        ours, stock = self._wanted.grid[SLOTS]
+        ours, stock = self._wanted.live
         for _ in range(max(1, stock)):
             gaps = self._found.gaps
             live.ours.append([await self._live_round(self._ours, adapters, gaps.ours_ms) for _ in range(ours)])

@@ -10,14 +10,19 @@ import aiohttp
 
 from .bases import CONTEXT
 
+# stock loads of 16 adapters keep an engine from its steps for a minute
+_PATIENCE_S = 300.0
 _PROMPT = list(range(2, 18))
 
 
 class TokenStream:
-    """Asks an engine for a long answer and notes when each part of it came, in seconds of the monotonic clock."""
+    """Asks an engine for a long answer and notes when each part of it came, in seconds of the monotonic clock.
 
-    def __init__(self, url: str, token: str, model: str) -> None:
-        self._url, self._model = url, model
+    ``patience_s``: a stream that is silent for longer has come to a halt.
+    """
+
+    def __init__(self, url: str, token: str, model: str, *, patience_s: float = _PATIENCE_S) -> None:
+        self._url, self._model, self._patience_s = url, model, patience_s
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.times: list[float] = []
         self._task: asyncio.Task[None] | None = None
@@ -34,12 +39,15 @@ class TokenStream:
         await asyncio.wait([self._task])
 
     async def more(self, count: int) -> None:
-        """Wait for ``count`` further tokens. Raises RuntimeError where the stream ended instead."""
+        """Wait for ``count`` further tokens. Raises RuntimeError where the stream ended or came to a halt instead."""
         goal = len(self.times) + count
+        begun = time.monotonic()
         while len(self.times) < goal:
             assert self._task is not None
             if self._task.done():
                 raise RuntimeError(f"the stream ended after {len(self.times)} tokens: {self._task.exception()}")
+            if time.monotonic() - max([begun, *self.times[-1:]]) > self._patience_s:
+                raise RuntimeError(f"no token for {self._patience_s:g} s after the first {len(self.times)}")
             await asyncio.sleep(0.002)
 
     def since(self, moment: float) -> list[float]:

@@ -7,13 +7,15 @@ import io
 import json
 import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 
-from backends.interface import EngineSettings, Health, Installable
-from backends.vllm.client import IDLE_S
+from backends.interface import EngineSettings, Health, Installable, Removal
+from backends.vllm.client import IDLE_S, VllmClient
 from backends.vllm.driver import VllmBackend
 from catalog.names import adapter_name
 from packer.peft import pack_peft
@@ -128,6 +130,60 @@ class Caller:
     async def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         async with self._session.post(f"{self.url}{path}", json=body) as answer:
             return answer.status, await answer.text()
+
+
+class EngineStage:
+    """A running engine with its driver; ``folder`` is for tests to define."""
+
+    root: Path
+    base: Path
+    backend: VllmBackend
+
+    def folder(self, seed: int) -> Path:
+        """A PEFT folder, made once a seed."""
+        raise NotImplementedError
+
+    async def load(self, name: str, path: str) -> None:
+        """Past the driver, as stock would."""
+        client = VllmClient(*self.backend.address(), self.backend.token())
+        try:
+            await client.load(name, path, 30)
+        finally:
+            await client.close()
+
+    async def load_from_disk(self, seed: int) -> str:
+        name = adapter_name("stock", f"{seed:064x}")
+        await self.load(name, str(self.folder(seed)))
+        return name
+
+    async def empty(self) -> None:
+        """Remove every adapter, once the requests of the test before are through."""
+        for adapter in await self.backend.installed():
+            for _ in range(100):
+                if await self.backend.remove(adapter, 10) is not Removal.BUSY:
+                    break
+                await asyncio.sleep(0.05)
+        assert await self.backend.installed() == frozenset()
+
+    @asynccontextmanager
+    async def running(self, seconds: float = 120.0) -> AsyncIterator[Self]:
+        """Started, ready within ``seconds``, and stopped at the end."""
+        await self.backend.start()
+        try:
+            await until_ready(self.backend, seconds)
+            yield self
+        finally:
+            await self.backend.stop()
+
+    @asynccontextmanager
+    async def called(self) -> AsyncIterator[Caller]:
+        """A caller of the engine, which has no adapters."""
+        await self.empty()
+        caller = Caller(self.backend, self.base)
+        try:
+            yield caller
+        finally:
+            await caller.close()
 
 
 class SharedArena:

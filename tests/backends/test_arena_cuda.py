@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,11 +73,13 @@ def check(plan: Plan, data: memoryview, slot: int) -> None:
 def test_a_write_from_pinned_memory(segment: memoryview, staging: int) -> None:
     writer = CudaWriter(torch.device("cuda"), dtype=torch.bfloat16, staging_bytes=staging)
     writer.mapped(segment)
-    writer.settle_mappings()
+    writer.wait_until_pinned()
     plan = make_plan()
     writer.write(plan, segment[4096 : 4096 + plan.data_bytes], 1, SCALES).wait()
     check(plan, segment[4096:], 1)
-    writer.unmapped(segment)
+    closed = threading.Event()
+    writer.unmapped(segment, closed.set)
+    assert closed.wait(30)
 
 
 def test_a_write_from_memory_that_is_not_pinned(segment: memoryview) -> None:

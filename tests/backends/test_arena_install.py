@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,8 @@ import pytest
 import torch
 
 from backends.interface import Installable
-from backends.vllm import worker
+from backends.vllm import versions, worker
+from backends.vllm.arena import header, install
 from backends.vllm.arena.cpu import CpuWriter, Done
 from backends.vllm.arena.install import Installer
 from backends.vllm.arena.plan import Plan
@@ -68,6 +70,7 @@ class Late(CpuWriter):
 class Stage:
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._numbers = itertools.count()
         self.stacks = Worker()
         self.manager = Manager()
         self.writer = Late()
@@ -78,13 +81,13 @@ class Stage:
             roost_installer=installer, model_runner=SimpleNamespace(lora_manager=self.manager)
         )
 
-    def put(self, seed: int) -> Installable:
+    def put(self, seed: int, *targets: str) -> Installable:
         tensors = {
             name: tensor
             for name, tensor in moe.per_expert(BASE, 3, seed=seed).items()
-            if ".q_proj." in name or ".experts." in name
+            if any(f".{target}." in name for target in targets or ("q_proj", "experts"))
         }
-        data = packed(tensors, self.root / str(seed))
+        data = packed(tensors, self.root / str(next(self._numbers)))
         return self.arena.put_bytes(data, RevisionFile(data).digest(), 3)
 
     def add(self, lora_id: int, path: str) -> str:
@@ -167,6 +170,80 @@ def test_a_device_that_fails_costs_no_slot(stage: Stage) -> None:
     assert stage.add(11, path_of(stage.put(1))) == PENDING
     assert worker.finish_lora(stage.worker, 11, True) == f"{FAILED}the device is lost"
     stage.check_nothing_is_taken()
+
+
+def test_an_extent_that_changes_under_the_header_is_stale_and_nothing_of_it_is_kept(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, during and after the header's copy: never the adapter's fault, and never another one's layout."""
+    other = stage.put(2, "q_proj")
+    data = bytes(other.view())
+    for garbled in (True, False):
+        adapter = stage.put(1)
+
+        def copy(file: memoryview, adapter: Installable = adapter, garbled: bool = garbled) -> bytes:
+            before = header.copy_header(file)
+            stage.arena.give_away(adapter)
+            if not garbled:
+                stage.arena.put_bytes(data, other.digest, 3, over=adapter)
+            return header.copy_header(file) if garbled else before
+
+        with monkeypatch.context() as patched:
+            patched.setattr(install, "copy_header", copy)
+            assert stage.add(11, path_of(adapter)).startswith(f"{FAILED}extent")
+        stage.check_nothing_is_taken()
+    again = stage.put(1)
+    for lora_id, adapter, slot in ((12, again, 0), (13, other, 1)):
+        assert stage.add(lora_id, path_of(adapter)) == PENDING
+        assert worker.finish_lora(stage.worker, lora_id, True) == ""
+        assert stage.holds(slot, adapter)
+
+
+def test_a_write_that_fails_at_once_costs_no_slot(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Any:
+        raise RuntimeError("the copy failed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.writer, "write", fail)
+        assert stage.add(11, path_of(stage.put(1))) == f"{FAILED}the copy failed"
+    stage.check_nothing_is_taken()
+    assert worker.finish_lora(stage.worker, 11, False) == "", "it is not under way"
+    assert stage.add(12, path_of(stage.put(2))) == PENDING
+
+
+def test_an_engine_is_tried_out_before_it_serves(stage: Stage) -> None:
+    installer = stage.worker.roost_installer
+    installer.try_out()
+    assert all(not stack[0].any() and (stack[1:] == 7.0).all() for stack in stage.stacks.stacks())
+    stage.check_nothing_is_taken()
+    place, linear = next(iter(stage.stacks.linears.items()))
+    stage.stacks.linears[place] = linear._replace(a=linear.a.float())
+    with pytest.raises(RuntimeError, match=r"dtypes \['torch.bfloat16', 'torch.float32'\], not one"):
+        installer.try_out()
+
+
+def test_an_unknown_vllm_can_not_read_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "WORKER_SEAMS", {"vllm.lora.lora_model:LoRAModel.get_lora": ("self", "another")})
+    found = SimpleNamespace()
+    assert "takes" in worker.prepare(found)
+    assert found.roost_installer is None
+
+
+def test_attributes_that_are_missing_are_named() -> None:
+    versions.check_attributes(Manager(), ("lora_index_to_id", "_registered_adapters", "_active_adapters"))
+    with pytest.raises(versions.UnsupportedVllm, match="Manager has no lora_config"):
+        versions.check_attributes(Manager(), versions.MANAGER_ATTRIBUTES)
+
+
+def test_a_driver_that_comes_has_old_segments_let_go(stage: Stage) -> None:
+    adapter = stage.put(1)
+    assert stage.add(11, path_of(adapter)) == PENDING
+    assert worker.finish_lora(stage.worker, 11, True) == ""
+    stage.arena.renew()
+    maps = Path("/proc/self/maps")
+    before = maps.read_text().count(adapter.segment)
+    worker.targets(stage.worker)
+    assert maps.read_text().count(adapter.segment) == before - 1
 
 
 def test_no_slot_no_install(stage: Stage) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from backends.vllm.arena.adaptable import Adaptable
 from backends.vllm.arena.cpu import CpuWriter
-from backends.vllm.arena.header import Headers, Revision
+from backends.vllm.arena.header import Headers, Revision, copy_header
 from backends.vllm.arena.modules import Experts, Linear
 from backends.vllm.arena.plan import Column, Move, Plan, Source
 from packer.modules import Place
@@ -53,8 +53,8 @@ def packed(tensors: Tensors, folder: Path, shape: BaseShape = BASE, **settings: 
     return out.getvalue()
 
 
-def read(data: bytes) -> Revision:
-    return Headers().read(memoryview(data))
+def read(data: bytes, headers: Headers | None = None) -> Revision:
+    return (headers or Headers()).read(copy_header(memoryview(data)), len(data))
 
 
 class Worker:
@@ -275,6 +275,16 @@ def test_gate_and_up_that_do_not_fit_a_fused_engine_are_refused(tmp_path: Path) 
         Worker(fused=True).adaptable.plan(read(data).layout)
 
 
+def test_gate_and_up_apart_are_refused_by_all_workers_of_a_fused_engine_that_splits_ranks(tmp_path: Path) -> None:
+    data = packed(_only(moe.per_expert(BASE, 2), "q_proj", "experts"), tmp_path / "a")
+    for tp_rank in (0, 1):
+        worker = Worker(fused=True, tp=2, tp_rank=tp_rank)
+        for layer, experts in worker.experts.items():
+            worker.experts[layer] = experts._replace(sharded=True, a_row=tp_rank * MAX_RANK // 2)
+        with pytest.raises(ValueError, match="gate and up take rank 4 together"):
+            worker.adaptable.plan(read(data).layout)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -321,7 +331,7 @@ def test_adapters_of_one_layout_share_it_whatever_their_alpha(tmp_path: Path) ->
     tensors = _only(moe.per_expert(BASE, 4), "q_proj", "experts")
     others = _only(moe.per_expert(BASE, 4, seed=1), "q_proj", "experts")
     one, other, smaller = (
-        headers.read(memoryview(data))
+        read(data, headers)
         for data in (
             packed(tensors, tmp_path / "a", lora_alpha=8),
             packed(others, tmp_path / "b", lora_alpha=16),
@@ -348,13 +358,17 @@ def test_a_header_is_refused_or_is_what_the_packer_reads(tmp_path_factory: pytes
         file = None
     if file is None:
         with pytest.raises(InvalidRequest):
-            read(cut)
+            read(cut, _HEADERS)
     else:
-        revision = read(cut)
+        revision = read(cut, _HEADERS)
+        assert revision.data_start == file.data_start
+        assert revision.layout == read(cut).layout
         assert revision.scales.tolist() == [np.float32(file.scale(pair)) for pair in file.pairs]
 
 
 _GOOD = bytearray()
+# one for all examples: what it has kept of one must not be told of another
+_HEADERS = Headers()
 
 
 def _good(folder: Path) -> bytearray:
@@ -364,12 +378,12 @@ def _good(folder: Path) -> bytearray:
 
 def test_a_plan_that_reads_or_writes_outside_is_not_made() -> None:
     tile = stack(1, 4, 4)
-    with pytest.raises(ValueError, match="reads past the 15 numbers"):
+    with pytest.raises(RuntimeError, match="reads past the 15 numbers"):
         Plan.of([Move(tile, Source(0, 0, 4, 4, 4))], [], source_dtype=torch.bfloat16, data_bytes=30)
-    with pytest.raises(ValueError, match="larger than its tile"):
+    with pytest.raises(RuntimeError, match="larger than its tile"):
         Plan.of([Move(tile, Source(0, 0, 5, 4, 5))], [], source_dtype=torch.bfloat16, data_bytes=1000)
-    with pytest.raises(ValueError, match="not dense"):
+    with pytest.raises(RuntimeError, match="not dense"):
         Plan.of([Move(tile.transpose(2, 3))], [], source_dtype=torch.bfloat16, data_bytes=1000)
-    with pytest.raises(ValueError, match="not one"):
+    with pytest.raises(RuntimeError, match="not one"):
         mixed = [Move(tile), Move(tile.float())]
         Plan.of(mixed, [], source_dtype=torch.bfloat16, data_bytes=1000)

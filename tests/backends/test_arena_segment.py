@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -30,8 +31,9 @@ class Watcher(CpuWriter):
         assert segment.readonly
         self.mappings.append(bytes(segment[HEADER_BYTES : HEADER_BYTES + 5]))
 
-    def unmapped(self, segment: memoryview) -> None:
+    def unmapped(self, segment: memoryview, close: Callable[[], None]) -> None:
         self.mappings.remove(bytes(segment[HEADER_BYTES : HEADER_BYTES + 5]))
+        close()
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def test_an_extent_that_was_given_away_is_stale(arena: Arena, tmp_path: Path) ->
 @pytest.mark.parametrize("change", [{"offset": 1 << 16}, {"length": 1 << 16}, {"offset": (1 << 16) - 4}])
 def test_nothing_is_read_beyond_the_segment(arena: Arena, tmp_path: Path, change: dict[str, int]) -> None:
     segment = Segments(CpuWriter(), root=tmp_path).get(NAME)
-    with pytest.raises(ValueError, match="beyond the segment's 65536 bytes"):
+    with pytest.raises(StaleExtent, match="beyond the segment's 65536 bytes"):
         segment.check(msgspec.structs.replace(PATH, **change))
 
 
@@ -97,13 +99,54 @@ def test_a_segment_made_anew_is_mapped_anew_and_the_old_one_let_go(arena: Arena,
     other.close()
 
 
-def test_only_a_file_of_ours_is_mapped(tmp_path: Path) -> None:
+def test_an_old_segment_is_let_go_without_an_install(tmp_path: Path) -> None:
+    arena, watcher = _arena(tmp_path, b"bytes"), Watcher()
+    segments = Segments(watcher, root=tmp_path)
+    segments.get(NAME)
+    segments.drop_old()
+    assert watcher.mappings == [b"bytes"]
+    arena.close()
+    segments.drop_old()
+    assert watcher.mappings == []
+    assert str(tmp_path / NAME) not in Path("/proc/self/maps").read_text()
+
+
+def test_only_a_file_is_mapped(tmp_path: Path) -> None:
+    """And a pipe that nobody writes to is not waited for."""
     segments = Segments(CpuWriter(), root=tmp_path)
     (tmp_path / "secret").write_bytes(b"0" * 4096)
     (tmp_path / "roost-link").symlink_to(tmp_path / "secret")
     (tmp_path / "roost-folder").mkdir()
     (tmp_path / "roost-empty").touch()
     os.mkfifo(tmp_path / "roost-pipe")
-    for name in ("roost-link", "roost-folder", "roost-empty", "roost-none"):
-        with pytest.raises(OutOfReach, match=name):
+    for name in ("roost-link", "roost-folder", "roost-empty", "roost-pipe"):
+        with pytest.raises((OSError, RuntimeError), match=name) as error:
             segments.get(name)
+        assert not isinstance(error.value, OutOfReach), "it may be a file the next time"
+
+
+def test_what_is_not_there_or_not_ours_is_out_of_reach(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = Segments(CpuWriter(), root=tmp_path)
+    with pytest.raises(OutOfReach, match="roost-none: No such file"):
+        segments.get("roost-none")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(OutOfReach, match="belongs to another user"):
+        segments.get(NAME)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM])
+def test_what_passes_is_not_out_of_reach(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    segments = Segments(CpuWriter(), root=tmp_path)
+
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", fail)
+        with pytest.raises(OSError, match=os.strerror(code)):
+            segments.get(NAME)
+    assert bytes(segments.get(NAME).data(PATH)) == b"bytes"

@@ -64,9 +64,7 @@ def test_an_idle_core_waits_for_the_end() -> None:
     engine = Core()
     engine.working = False
     engine.answers = {"roost_add_lora": [[PENDING]]}
-    answer = core.add_lora(engine, request(1))
-    assert isinstance(answer, Future)
-    assert answer.result(0) is True
+    assert core.add_lora(engine, request(1)) is True
     assert ("roost_finish_lora", (1, True)) in engine.called
 
 
@@ -85,9 +83,12 @@ def test_what_one_worker_could_not_load_is_dropped_by_all(late: bool) -> None:
     engine = Core(slots=1)
     problem = f"{FAILED}extent 1 was given away"
     if late:
-        engine.answers = {"roost_add_lora": [[PENDING, PENDING]], "roost_finish_lora": [["", problem]]}
+        engine.answers = {
+            "roost_add_lora": [[PENDING, PENDING]], "roost_finish_lora": [["", PENDING], ["", problem]],
+        }  # fmt: skip
         answer = core.add_lora(engine, request(1))
         assert isinstance(answer, Future)
+        core.finish_loads(engine)
         with pytest.raises(core.AdapterRefused, match="given away"):
             answer.result(0)
     else:
@@ -97,3 +98,13 @@ def test_what_one_worker_could_not_load_is_dropped_by_all(late: bool) -> None:
     assert engine.called[-1] == ("roost_drop_lora", (1,))
     assert core.adapters_of(engine) == {}
     assert core.add_lora(engine, request(2)) is True
+
+
+def test_a_load_that_failed_while_it_was_asked_for_is_no_success() -> None:
+    """Who calls in the engine's process looks at what comes back, not into a Future."""
+    engine = Core()
+    engine.answers = {"roost_add_lora": [[PENDING]], "roost_finish_lora": [[f"{FAILED}extent 1 was given away"]]}
+    with pytest.raises(core.AdapterRefused, match="given away"):
+        core.add_lora(engine, request(1))
+    assert core.loads_of(engine) == {}
+    assert core.adapters_of(engine) == {}

@@ -37,7 +37,7 @@ class Layer:
         self.ids = torch.stack([torch.randperm(EXPERTS)[:CHOSEN] for _ in range(TOKENS)])
         self.weights = drawn(TOKENS, CHOSEN, seed=4).abs()
 
-    def run(self, slots: torch.Tensor, **changes: Any) -> torch.Tensor:
+    def run(self, slots: torch.Tensor, *, rows: int = TOKENS, **changes: Any) -> torch.Tensor:
         """What the experts make of the tokens together; ``slots`` may be of the first ones only."""
         experts = TorchExperts.__new__(TorchExperts)
         experts._lora_context = SimpleNamespace(  # type: ignore[assignment]
@@ -45,7 +45,7 @@ class Layer:
             w13_lora_a_stacked=self.a, w13_lora_b_stacked=self.b,
             w2_lora_a_stacked=self.down_a, w2_lora_b_stacked=self.down_b,
         )  # fmt: skip
-        output = torch.full((TOKENS, HIDDEN), 9.0)
+        output = torch.full((rows, HIDDEN), 9.0, dtype=torch.float32)
         about: dict[str, Any] = {"expert_map": None, "apply_router_weight_on_input": False}
         experts.apply(
             output=output, hidden_states=self.x, w1=self.w13, w2=self.w2, topk_weights=self.weights,
@@ -106,6 +106,23 @@ def test_rows_that_only_fill_up_a_batch_are_the_bases() -> None:
     layer = Layer()
     filled = torch.cat([MIXED[:3], torch.full((TOKENS - 3,), -1)])
     torch.testing.assert_close(layer.run(MIXED[:3]), layer.expected(filled))
+
+
+def test_no_token_is_none() -> None:
+    layer = Layer()
+    layer.x, layer.ids, layer.weights = layer.x[:0], layer.ids[:0], layer.weights[:0]
+    assert layer.run(MIXED[:0], rows=0).shape == (0, HIDDEN)
+
+
+def test_sums_are_of_fp32_whatever_the_default() -> None:
+    layer = Layer()
+    expected = layer.expected(MIXED)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = layer.run(MIXED)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("change", [{"activation": MoEActivation.GELU}, {"is_act_and_mul": False}, {"has_bias": True}])

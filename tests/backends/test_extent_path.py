@@ -14,7 +14,7 @@ NUMBERS = st.integers(1, (1 << 63) - 1)
 PATHS = st.builds(
     ExtentPath,
     segment=st.from_regex(r"roost-[A-Za-z0-9][A-Za-z0-9._-]{0,40}", fullmatch=True),
-    offset=st.integers(64, (1 << 63) - 1),
+    offset=st.integers(1, (1 << 57) - 1).map(lambda blocks: 64 * blocks),
     length=NUMBERS,
     generation=NUMBERS,
     digest=st.from_regex(r"[0-9a-f]{64}", fullmatch=True),
@@ -58,6 +58,7 @@ def test_a_changed_character_is_noticed(path: ExtentPath, at: int, character: st
         ("roost-node-0", "roost-..", "segment 'roost-..' is not the name"),
         ("roost-node-0", "roost-node-0\n", r"segment 'roost-node-0\n' is not the name"),
         ("offset=64", "offset=63", "offset 63 leaves no room"),
+        ("offset=64", "offset=4128", "offset 4128 is not a multiple of 64"),
         ("offset=64", "offset=064", "offset '064' is not a number"),
         ("offset=64", "offset=-64", "offset '-64' is not a number"),
         ("offset=64", "offset=\u0661\u0662\u0663", "is not a number"),

@@ -22,6 +22,7 @@ from backends.vllm.driver import VllmBackend
 from tests.backends.support import (
     PROMPT,
     Caller,
+    EngineStage,
     from_bytes,
     installable,
     tiny_settings,
@@ -33,7 +34,7 @@ from tests.models import chat_prompt, make_adapter, make_tiny_base, reference_an
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 
-class Stage:
+class Stage(EngineStage):
     """A running engine with its driver, a caller, and adapters by seed."""
 
     def __init__(self, root: Path) -> None:
@@ -67,33 +68,17 @@ class Stage:
         await self.backend.install(adapter, 30)
         return adapter.adapter
 
-    async def empty(self) -> None:
-        """Remove every adapter, once the requests of the test before are through."""
-        for adapter in await self.backend.installed():
-            for _ in range(100):
-                if await self.backend.remove(adapter, 10) is not Removal.BUSY:
-                    break
-                await asyncio.sleep(0.05)
-        assert await self.backend.installed() == frozenset()
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
-    stage = Stage(tmp_path_factory.mktemp("engine"))
-    await stage.backend.start()
-    try:
-        await until_ready(stage.backend)
+    async with Stage(tmp_path_factory.mktemp("engine")).running() as stage:
         yield stage
-    finally:
-        await stage.backend.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def caller(stage: Stage) -> AsyncIterator[Caller]:
-    await stage.empty()
-    caller = Caller(stage.backend, stage.base)
-    yield caller
-    await caller.close()
+    async with stage.called() as caller:
+        yield caller
 
 
 async def test_limits_are_the_engines_own_word(stage: Stage) -> None:

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
+from loadtest.install import adapters as adapters_module
 from loadtest.install.adapters import SCALE, Adapters, map_extent
 from loadtest.install.bases import NARROW, Base, slot_rank
 from loadtest.install.figures import Gaps, Round, Rounds, intervals_ms, named
+from loadtest.install.streaming import TokenStream
 from packer.revision import RevisionFile, check_fit
 
 
@@ -22,7 +28,9 @@ def test_ratios_are_of_the_rounds_that_stood_beside_each_other() -> None:
 def test_a_way_that_was_not_measured_has_no_figures() -> None:
     rounds = Rounds([[Round(1, [5.0], 0.005)]], [])
     assert rounds.figures() == {"ours_1_p50_ms": 5, "ours_1_p95_ms": 5, "ours_1_total_s": 0.005}
-    assert Gaps([10.0, 12.0, 14.0], [18.0]).figures() == {"gap_intervals_ours": 1.5}
+    assert Gaps([10.0, 12.0, 15.0], [18.0, 12.0, 24.0]).figures() == {
+        "gap_intervals_quiet": 1.25, "gap_intervals_ours": 2.0, "gap_intervals_ours_p50": 1.5, "interval_ms": 12.0,
+    }  # fmt: skip
 
 
 def test_figures_are_named_for_rank_and_way() -> None:
@@ -63,3 +71,37 @@ def _tensor(folder: Path, name: str) -> np.ndarray:
     start, end = spec.data_offsets
     data = peft.file[peft.header.data_start :]
     return np.frombuffer(data[start:end], np.uint16).reshape(spec.shape)
+
+
+def test_adapters_that_could_not_be_made_leave_no_memory_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(view: memoryview, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        raise OSError("no space")
+
+    monkeypatch.setattr(adapters_module, "write_peft", fail)
+    base = Base("small", "cpu", NARROW | {"num_hidden_layers": 1, "num_experts": 2})
+    adapters = Adapters(tmp_path, base.shape, rank=2, count=2, seed=3)
+    with pytest.raises(OSError, match="no space"), adapters:
+        raise AssertionError("not made")
+    assert not list(Path("/dev/shm").glob(f"*{tmp_path.name}*"))
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_stream_that_comes_to_a_halt_is_not_waited_for() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(3):
+            await response.write(b"data: {}\n\n")
+        await asyncio.sleep(60)
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", answer)
+    async with (
+        TestServer(app, shutdown_timeout=0.1) as server,
+        TokenStream(str(server.make_url("")).rstrip("/"), "", "base", patience_s=0.3) as stream,
+    ):
+        await stream.more(3)
+        with pytest.raises(RuntimeError, match=r"no token for 0\.3 s after the first 3"):
+            await stream.more(1)

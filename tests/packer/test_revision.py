@@ -191,6 +191,8 @@ def test_a_mutated_revision_is_read_or_refused(data: st.DataObject, revision: by
 
 def test_a_header_that_is_known_is_held_against_each_files_own_data(revision: bytes) -> None:
     first = RevisionFile(revision)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        first.specs["layers.0.q.A"] = first.specs["layers.0.q.B"]  # type: ignore[index]
     other = bytearray(revision)
     other[first.data_start :] = bytes(len(revision) - first.data_start)
     second = RevisionFile(bytes(other))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from wire.outcomes import Unfit
 from .header import Layout
 from .modules import Experts, Given, Linear, other_stacks, wrapped_experts, wrapped_linears
 from .plan import Move, Plan, Switch
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
 _EXPERTS = ("experts.gate", "experts.up", "experts.down", "experts.gate_up")
@@ -53,6 +56,7 @@ class Adaptable:
         linears: dict[Place, Linear] = {}
         experts: dict[int, Experts] = {}
         rest: list[torch.Tensor] = []
+        unknown: list[str] = []
         for name, module in manager.modules.items():
             layer = names.experts.get(name)
             if layer is not None:
@@ -71,8 +75,11 @@ class Adaptable:
             slices = wrapped_linears(module, fully_sharded=config.fully_sharded_loras)
             if len(slices) != len(parts) or None in places:
                 rest += other_stacks(module)
+                unknown.append(name)
                 continue
             linears.update((place, part) for place, part in zip(places, slices, strict=True) if place is not None)
+        if unknown:
+            logger.warning("no adapter can have %d of the modules that vLLM adapts: %s", len(unknown), unknown[:8])
         return cls(base, linears, experts, rest, max_rank=config.max_lora_rank, split_over_layers=split_over_layers)
 
     def targets(self) -> list[str]:
@@ -82,7 +89,10 @@ class Adaptable:
         return sorted(here.union(name for layer in layers for name in layer if name in _EXPERTS))
 
     def plan(self, layout: Layout) -> Plan:
-        """Raises Unfit or ValueError for a pair that this model, or this engine, can't hold."""
+        """Raises Unfit or ValueError for a pair that this model, or this engine, can't hold.
+
+        And RuntimeError for stacks that a plan can't describe.
+        """
         given = {shape.pair.place: Given(index, shape) for index, shape in enumerate(layout.shapes)}
         for one in given.values():
             self._check(one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +28,8 @@ class CpuWriter:
     def mapped(self, segment: memoryview) -> None:
         return
 
-    def unmapped(self, segment: memoryview) -> None:
-        return
+    def unmapped(self, segment: memoryview, close: Callable[[], None]) -> None:
+        close()
 
     def write(self, plan: Plan, data: memoryview, slot: int, scales: npt.NDArray[np.float32]) -> Done:
         source = _numbers(data, plan.source_dtype)

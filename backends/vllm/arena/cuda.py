@@ -6,25 +6,28 @@ pieces, each transferred and scattered before the next, in the stream's order.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from .cache import LruCache
 from .pinned import PinnedMapping, copy_to_device
 from .plan import Move, Plan, Source, Switch
-from .scatter import Blocks, cut, scatter, switch
+from .scatter import Blocks, cut, scatter, set_switches
 
 logger = logging.getLogger(__name__)
 
 # a rank-1 adapter of every expert of a 30B model is 106 MB, and goes in one piece
 STAGING_BYTES = 128 << 20
 BOUNCE_BYTES = 16 << 20
+# up to 13 MB each, of memory that vLLM has not counted
+_MAX_DEVICE_PLANS = 8
 
 
 class DevicePiece(NamedTuple):
@@ -52,7 +55,7 @@ class CudaWriter:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._mappings: dict[int, PinnedMapping] = {}
-        self._plans: WeakKeyDictionary[Plan, DevicePlan] = WeakKeyDictionary()
+        self._plans: LruCache[Plan, DevicePlan] = LruCache(_MAX_DEVICE_PLANS)
         self._staging = self._allocate(staging_bytes)
         self._scales = np.ones(1, np.float32)
         self._device_scales = torch.ones(1, device=device)
@@ -69,34 +72,43 @@ class CudaWriter:
         except (OSError, RuntimeError) as error:
             logger.warning("the arena can't be pinned, its bytes are copied on the way to the device: %s", error)
 
-    def unmapped(self, segment: memoryview) -> None:
-        """Wait for writes under way and forget the mapping."""
-        self._settle()
-        self._stream.synchronize()
+    def unmapped(self, segment: memoryview, close: Callable[[], None]) -> None:
+        """Wait for writes under way, and leave the rest to the mapping's thread."""
+        self._feed_last()
+        # a device that is lost tells so of writes
+        with contextlib.suppress(RuntimeError):
+            self._stream.synchronize()
         mapping = self._mappings.pop(_address(segment), None)
-        if mapping is not None:
-            mapping.close()
+        if mapping is None:
+            close()
+        else:
+            mapping.release(close)
 
-    def settle_mappings(self) -> None:
+    def wait_until_pinned(self) -> None:
         """Wait until all that can be pinned is."""
         for mapping in self._mappings.values():
-            mapping.join()
+            mapping.wait()
 
     def write(self, plan: Plan, data: memoryview, slot: int, scales: npt.NDArray[np.float32]) -> CudaWrite:
         """Start to write; see ``SlotWriter.write``."""
-        self._settle()
-        device_plan = self._plans.get(plan)
-        if device_plan is None:
-            device_plan = self._plans[plan] = self._upload(plan)
+        self._feed_last()
+        device_plan = self._on_device(plan)
         queued = torch.cuda.current_stream(self._device).record_event()
         self._last = CudaWrite(self._steps(plan, device_plan, _address(data), slot, scales, queued), self._stream)
         self._last.advance()
         return self._last
 
-    def _settle(self) -> None:
-        """Let a write that still has to be fed from the host end: the staging buffer is one."""
+    def _on_device(self, plan: Plan) -> DevicePlan:
+        return self._plans.get(plan, lambda: self._upload(plan))
+
+    def _feed_last(self) -> None:
+        """Let a write that still has to be fed from the host end: the staging buffer is one.
+
+        That it fails is told to whoever asks for it, which nobody does here.
+        """
         if self._last is not None:
-            self._last.feed()
+            with contextlib.suppress(RuntimeError):
+                self._last.feed()
 
     def _steps(
         self,
@@ -116,7 +128,7 @@ class CudaWriter:
                 if number == 0:
                     # what is queued on the model's stream may still read the slot for its former adapter
                     self._stream.wait_event(queued)
-                    switch(device_plan.switches, device_plan.values, slot)
+                    set_switches(device_plan.switches, device_plan.values, slot)
                 staging = self._staging[: piece.size].view(plan.source_dtype)
                 scatter(device_plan.table, piece.blocks, staging, piece.start, device_scales, slot, plan.dtype)
 
@@ -178,35 +190,54 @@ class CudaWriter:
 
 
 class CudaWrite:
-    """A write on its way: ``feed`` has the host's part of it done, the device's part ends with an event."""
+    """A write on its way: ``feed`` has the host's part of it done, the device's part ends with an event.
+
+    One that failed stays so: every call tells it again, and nothing of it is queued any more.
+    """
 
     def __init__(self, steps: Iterator[None], stream: torch.cuda.Stream) -> None:
         self._steps: Iterator[None] | None = steps
         self._stream = stream
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._failure = ""
 
     def advance(self) -> None:
         """Queue as much as can be without waiting. Raises RuntimeError."""
+        if self._failure:
+            raise RuntimeError(self._failure)
         if self._steps is None:
             return
-        steps, self._steps = self._steps, None
-        if next(steps, self) is self:
-            self._event.record(self._stream)
-        else:
-            self._steps = steps
+        try:
+            if next(self._steps, self) is self:
+                self._event.record(self._stream)
+                self._steps = None
+        except Exception as error:
+            self._fail(error)
+            raise RuntimeError(self._failure) from error
+
+    def _fail(self, error: Exception) -> None:
+        """What was queued goes to a slot that is about to be free: return when it is over."""
+        self._failure, self._steps = str(error) or type(error).__name__, None
+        # a stream that can't be waited for is of a device that does nothing any more
+        with contextlib.suppress(RuntimeError):
+            self._stream.synchronize()
 
     def feed(self) -> None:
-        """Return when everything is queued."""
+        """Return when everything is queued. Raises RuntimeError."""
+        self.advance()
         while self._steps is not None:
             self.advance()
 
     def done(self) -> bool:
-        """Whether everything is written; never waits longer than a copy of BOUNCE_BYTES in the host's memory takes."""
+        """Whether everything is written; never waits longer than a copy of BOUNCE_BYTES in the host's memory takes.
+
+        Raises RuntimeError.
+        """
         self.advance()
         return self._steps is None and bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Return when everything is written."""
+        """Return when everything is written. Raises RuntimeError."""
         self.feed()
         self._event.synchronize()
 

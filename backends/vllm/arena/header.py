@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 
 from packer.modules import tensor_name
-from packer.revision import Pair, RevisionFile
-from packer.safetensors_header import MAX_HEADER_BYTES
+from packer.revision import KEPT_HEADER_BYTES, WHAT, Pair, read_header
+from packer.safetensors_header import ITEM_BYTES, MAX_HEADER_BYTES, header_of
+from packer.scaling import scale
+
+from .cache import LruCache
 
 _PREFIX_BYTES = 8
-# headers of the adapters that an engine sees; a large one of experts takes a quarter of a MiB
-_MAX_HEADERS = 256
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
+# revisions of the adapters that an engine sees, each of at most KEPT_HEADER_BYTES
+_MAX_HEADERS = 64
 
 
 class Shape(NamedTuple):
@@ -58,51 +57,41 @@ class Revision(NamedTuple):
     scales: npt.NDArray[np.float32]
 
 
-class Recent(Generic[K, V]):
-    """A cache of the ``size`` keys that were asked for last."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._values: OrderedDict[K, V] = OrderedDict()
-
-    def get(self, key: K, make: Callable[[], V]) -> V:
-        """The value of ``key``, made where there is none; what ``make`` raises is not kept."""
-        if key in self._values:
-            self._values.move_to_end(key)
-            return self._values[key]
-        value = self._values[key] = make()
-        if len(self._values) > self._size:
-            self._values.popitem(last=False)
-        return value
+def copy_header(file: memoryview) -> bytes:
+    """The header's bytes as they are in shared memory at this moment: whose they are is for the caller to check."""
+    length = int.from_bytes(file[:_PREFIX_BYTES], "little")
+    return bytes(file[: _PREFIX_BYTES + min(length, MAX_HEADER_BYTES)])
 
 
 class Headers:
     """Reads revisions' headers; an equal one is not parsed twice, and equal layouts are one object."""
 
     def __init__(self) -> None:
-        self._known: Recent[tuple[bytes, int], Revision] = Recent(_MAX_HEADERS)
-        self._layouts: Recent[Layout, Layout] = Recent(_MAX_HEADERS)
+        self._known: LruCache[tuple[bytes, int], Revision] = LruCache(_MAX_HEADERS)
+        self._layouts: LruCache[Layout, Layout] = LruCache(_MAX_HEADERS)
 
-    def read(self, file: memoryview) -> Revision:
-        """Raises InvalidRequest for bytes that are no revision file."""
-        length = int.from_bytes(file[:_PREFIX_BYTES], "little")
-        header = bytes(file[: _PREFIX_BYTES + min(length, MAX_HEADER_BYTES)])
+    def read(self, header: bytes, file_bytes: int) -> Revision:
+        """What ``copy_header`` got of a file of so many bytes. Raises InvalidRequest where that is no revision file."""
+        if len(header) > KEPT_HEADER_BYTES:
+            return _parse(header, file_bytes)
         # with the file's length, as the header is checked against it
-        return self._known.get((header, file.nbytes), lambda: self._parse(file))
+        return self._known.get((blake3(header).digest(), file_bytes), lambda: self._parse(header, file_bytes))
 
-    def _parse(self, buffer: memoryview) -> Revision:
-        revision = _parse(buffer)
+    def _parse(self, header: bytes, file_bytes: int) -> Revision:
+        revision = _parse(header, file_bytes)
         layout = revision.layout
         return revision._replace(layout=self._layouts.get(layout, lambda: layout))
 
 
-def _parse(buffer: memoryview) -> Revision:
-    file = RevisionFile(buffer)
-    item = 2 if file.dtype == "BF16" else 4
+def _parse(header: bytes, file_bytes: int) -> Revision:
+    header_of(memoryview(header), WHAT)
+    content, specs = read_header(header, file_bytes - len(header))
+    item = ITEM_BYTES[content.dtype]
     shapes = []
-    for pair in file.pairs:
-        a, b = (file.specs[tensor_name(pair.place, factor)].data_offsets[0] // item for factor in "AB")
+    for pair in content.pairs:
+        a, b = (specs[tensor_name(pair.place, factor)].data_offsets[0] // item for factor in "AB")
         shapes.append(Shape(Pair(pair.place, pair.rank, 0, pair.inputs, pair.outputs, pair.experts), a, b))
-    scales = np.asarray([file.scale(pair) for pair in file.pairs], np.float32)
+    rslora = content.manifest.rslora
+    scales = np.asarray([scale(pair.alpha, pair.rank, rslora=rslora) for pair in content.pairs], np.float32)
     scales.flags.writeable = False
-    return Revision(Layout(tuple(shapes), file.dtype, file.data.nbytes), file.data_start, scales)
+    return Revision(Layout(tuple(shapes), content.dtype, file_bytes - len(header)), len(header), scales)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
 
@@ -15,13 +16,16 @@ from backends.vllm.extent_path import ExtentPath
 from backends.vllm.terms import PENDING
 
 from .adaptable import Adaptable
-from .header import Headers, Layout, Recent
+from .cache import LruCache
+from .header import Headers, Layout, copy_header
 from .plan import Plan
 from .segment import Segment, Segments
 from .writer import Pending, SlotWriter
 
 # plans are small beside a model; targets times ranks is what tells them apart
 _MAX_PLANS = 64
+# data that no move reads
+_NOTHING = memoryview(bytes(64))
 
 
 class Written(LoRAModel):  # type: ignore[misc]
@@ -49,26 +53,43 @@ class Installer:
         self._writer = writer
         self._segments = segments
         self._headers = Headers()
-        self._plans: Recent[Layout, Plan] = Recent(_MAX_PLANS)
+        self._plans: LruCache[Layout, Plan] = LruCache(_MAX_PLANS)
         self._under_way: dict[int, _Install] = {}
 
     def begin(self, request: LoRARequest) -> str:
         """Start to write an adapter: PENDING, or "" where that is over already.
 
-        Raises ValueError (the adapter, or the path, will never do), StaleExtent, OutOfReach or RuntimeError.
+        Raises ValueError (the adapter, or the path's spelling, will never do), StaleExtent, OutOfReach, OSError or
+        RuntimeError.
         """
         extent = extent_path.parse(request.lora_path)
         segment = self._segments.get(extent.segment)
         segment.check(extent)
         file = segment.data(extent)
-        revision = self._headers.read(file)
+        header = copy_header(file)
+        # it is the extent's only if that has not been given away meanwhile
+        segment.check(extent)
+        revision = self._headers.read(header, extent.length)
         plan = self._plans.get(revision.layout, lambda: self.adaptable.plan(revision.layout))
         slot = self._free_slot()
-        pending = self._writer.write(plan, file[revision.data_start :], slot, revision.scales)
         rank = max(shape.pair.rank for shape in revision.layout.shapes)
-        self._take(slot, Written(request.lora_int_id, rank))
+        written = Written(request.lora_int_id, rank)
+        pending = self._writer.write(plan, file[revision.data_start :], slot, revision.scales)
+        self._take(slot, written)
         self._under_way[request.lora_int_id] = _Install(extent, segment, pending)
         return self.finish(request.lora_int_id, wait=False)
+
+    def try_out(self) -> None:
+        """Write an adapter that has no tensors into a free slot. Raises what any write would for these stacks.
+
+        It also brings everything about that the first install would otherwise wait for.
+        """
+        plan = self.adaptable.plan(Layout((), "BF16", _NOTHING.nbytes))
+        self._writer.write(plan, _NOTHING, self._free_slot(), np.ones(1, np.float32)).wait()
+
+    def drop_old_segments(self) -> None:
+        """Let go of what no sidecar has any more."""
+        self._segments.drop_old()
 
     def finish(self, lora_id: int, *, wait: bool) -> str:
         """PENDING, or "" once the adapter is whole in its slot. Raises StaleExtent where it is something else."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from backends.vllm.versions import expert_rank
+from backends.vllm.versions import expert_rank, shares_factors
 from packer.revision import Pair
 
 from .header import Shape
@@ -49,7 +49,8 @@ class Experts(NamedTuple):
     """A wrapped MoE layer: stacks of (slots, experts, rows, columns), those of gate and up apart or fused in one.
 
     ``first`` is the first expert that this worker has, ``tp_rank`` its part of the inner dimension; ``a_row`` and
-    ``b_row`` are where its part of gate's A and down's B begins. ``interleaved``: rows of a fused gate_up alternate.
+    ``b_row`` are where its part of gate's A and down's B begins. ``sharded``: each worker
+    has a part of the ranks. ``interleaved``: rows of a fused gate_up alternate.
     ``collapsed``: gate's and up's A, and down's B, are held once for all experts.
     """
 
@@ -63,6 +64,7 @@ class Experts(NamedTuple):
     a_row: int = 0
     b_row: int = 0
     whole: bool = True
+    sharded: bool = False
     interleaved: bool = False
     collapsed: bool = False
 
@@ -122,7 +124,7 @@ class Experts(NamedTuple):
         a = self.gate_up_a[0]
         between = gate.shape.pair.rank if gate else 0
         rank = between + (up.shape.pair.rank if up else 0)
-        if rank > a.shape[2] or (rank and self.a_row):
+        if rank > a.shape[2] or (rank and self.sharded):
             raise ValueError(
                 f"gate and up take rank {rank} together, where this engine keeps them as one of {a.shape[2]}"
             )
@@ -189,8 +191,9 @@ def wrapped_experts(module: Any, *, fully_sharded: bool, interleaved: bool) -> E
         a_row=rank * a[0].shape[2] if ranks_split else 0,
         b_row=rank * down_b.shape[2] if ranks_split else 0,
         whole=not split,
+        sharded=ranks_split,
         interleaved=interleaved,
-        collapsed=bool(getattr(module, "enable_moe_shared_loras", False)),
+        collapsed=shares_factors(module),
     )
 
 

@@ -90,10 +90,12 @@ class Plan:
     def of(
         cls, moves: Sequence[Move], switches: Sequence[Switch], *, source_dtype: torch.dtype, data_bytes: int
     ) -> Plan:
-        """Raises ValueError for a source that reads past the data or does not fit its tile, or for mixed dtypes."""
+        """Raises RuntimeError for tiles that can't be written, and for a source that reads past the data or does not
+        fit its tile: neither is an adapter's fault, which was checked before.
+        """
         dtypes = {move.tile.dtype for move in moves}
         if len(dtypes) != 1:
-            raise ValueError(f"the slots have the dtypes {sorted(map(str, dtypes))}, not one")
+            raise RuntimeError(f"the slots have the dtypes {sorted(map(str, dtypes))}, not one")
         table = np.array([_row(move) for move in moves], np.int64).reshape(-1, len(Column))
         _check(table, data_bytes // source_dtype.itemsize)
         table.flags.writeable = False
@@ -105,7 +107,7 @@ def _row(move: Move) -> tuple[int, ...]:
     slot, expert, row, column = tile.stride()
     _, experts, rows, columns = tile.shape
     if column != 1 and columns > 1:
-        raise ValueError("a tile's rows are not dense")
+        raise RuntimeError("a tile's rows are not dense")
     offset, *strides_and_sizes = source or Source(-1, 0, 0, 0, 0)
     return (tile.data_ptr(), slot, expert, row, experts, rows, columns, offset, *strides_and_sizes)
 
@@ -120,6 +122,6 @@ def _check(table: npt.NDArray[np.int64], elements: int) -> None:
     )
     reads = (offset >= 0) & (rows > 0) & (columns > 0)
     if (reads & (last > elements)).any():
-        raise ValueError(f"a move reads past the {elements} numbers of the revision")
+        raise RuntimeError(f"a move reads past the {elements} numbers of the revision")
     if ((rows > table[:, Column.DST_ROWS]) | (columns > table[:, Column.DST_COLS])).any():
-        raise ValueError("a move's source is larger than its tile")
+        raise RuntimeError("a move's source is larger than its tile")

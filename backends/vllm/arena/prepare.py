@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from backends.vllm import versions
 from packer.shape import BaseShape
 
 from .adaptable import Adaptable
@@ -16,13 +17,17 @@ from .writer import SlotWriter
 
 
 def installer_for(worker: Any) -> Installer:
-    """Raises Unfit or InvalidRequest for a base that we don't know, and whatever a device says."""
+    """Raises UnsupportedVllm, Unfit or InvalidRequest for a base that we don't know, and whatever a device says."""
     from vllm.distributed import get_pp_group
 
+    versions.check(versions.WORKER_SEAMS)
     manager = worker.model_runner.lora_manager._adapter_manager
+    versions.check_attributes(manager, versions.MANAGER_ATTRIBUTES)
     adaptable = Adaptable.of(manager, _shape_of(worker.model_config), split_over_layers=get_pp_group().world_size > 1)
     writer = _writer_for(manager.device, manager.lora_config.lora_dtype)
-    return Installer(manager, adaptable, writer, Segments(writer))
+    installer = Installer(manager, adaptable, writer, Segments(writer))
+    installer.try_out()
+    return installer
 
 
 def _shape_of(config: Any) -> BaseShape:

@@ -21,6 +21,8 @@ from .plan import Column
 # numbers a program: 16 a thread
 BLOCK = 2048
 WARPS = 4
+# switches a program: one size, so that one kernel is compiled
+SWITCHES = 128
 # a kernel counts the numbers of one move in 32 bits
 _MOST_NUMBERS = 2**31 - BLOCK
 
@@ -56,7 +58,7 @@ class Piece(NamedTuple):
 
 def cut(table: npt.NDArray[np.int64], most: int) -> list[Piece]:
     """A plan's table in pieces that read at most ``most`` elements each, or one move; what reads nothing is in the
-    first. Raises ValueError for a move too large for the kernel.
+    first. Raises RuntimeError for a move too large for the kernel.
     """
     numbers = table[:, Column.EXPERTS] * table[:, Column.DST_ROWS] * table[:, Column.DST_COLS]
     starts = table[:, Column.SRC_OFFSET]
@@ -67,7 +69,7 @@ def cut(table: npt.NDArray[np.int64], most: int) -> list[Piece]:
     )
     reads = (starts >= 0) & (table[:, Column.ROWS] > 0) & (table[:, Column.COLS] > 0)
     if (numbers > _MOST_NUMBERS).any() or (reads & (spans > _MOST_NUMBERS)).any():
-        raise ValueError(f"a move of more than {_MOST_NUMBERS} numbers")
+        raise RuntimeError(f"a move of more than {_MOST_NUMBERS} numbers")
     idle = [int(move) for move in np.flatnonzero(~reads)]
     ordered = [int(move) for move in np.argsort(starts, kind="stable") if reads[move]]
     pieces = []
@@ -124,11 +126,11 @@ def scatter(
         )  # fmt: skip
 
 
-def switch(addresses: torch.Tensor, values: torch.Tensor, slot: int) -> None:
+def set_switches(addresses: torch.Tensor, values: torch.Tensor, slot: int) -> None:
     """Launch on the current stream: ``values`` (int32) into ``slot``'s place of the int32 tensors at ``addresses``."""
     count = addresses.numel()
     if count:
-        _switch[(1,)](addresses, values, count, slot, size=triton.next_power_of_2(count))
+        _set_switches[(triton.cdiv(count, SWITCHES),)](addresses, values, count, slot, size=SWITCHES)
 
 
 @triton.jit(do_not_specialize=["start", "slot"])  # type: ignore[untyped-decorator]
@@ -161,8 +163,8 @@ def _scatter(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["count", "slot"])  # type: ignore[untyped-decorator]
-def _switch(addresses, values, count, slot, size: tl.constexpr):  # type: ignore[no-untyped-def]
-    index = tl.arange(0, size)
+def _set_switches(addresses, values, count, slot, size: tl.constexpr):  # type: ignore[no-untyped-def]
+    index = tl.program_id(0) * size + tl.arange(0, size)
     there = index < count
     places = tl.load(addresses + index, mask=there, other=0).to(tl.pointer_type(tl.int32)) + slot
     tl.store(places, tl.load(values + index, mask=there, other=0), mask=there)

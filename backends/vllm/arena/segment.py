@@ -18,27 +18,29 @@ class StaleExtent(RuntimeError):
 
 
 class OutOfReach(RuntimeError):
-    """This process can't map the segment: it isn't there, or is not ours to read."""
+    """This process will not map the segment: it isn't there, or is not ours to read."""
 
 
 class Segment:
     """One mapping. A segment that is made anew under its name is another file: ``current`` says so."""
 
     def __init__(self, path: Path) -> None:
+        """Raises OutOfReach, and OSError or RuntimeError for what may pass."""
         self._path = path
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
+            # without waiting: what lies there may be a pipe
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except (FileNotFoundError, PermissionError) as error:
             raise OutOfReach(f"segment {path}: {error.strerror}") from error
         try:
             found = os.fstat(file)
+            if found.st_uid != os.geteuid():
+                raise OutOfReach(f"segment {path} belongs to another user")
             if not stat.S_ISREG(found.st_mode) or not found.st_size:
-                raise OutOfReach(f"segment {path} is no file with bytes in it")
+                raise RuntimeError(f"segment {path} is no file with bytes in it")
             self._file = (found.st_dev, found.st_ino)
             # shared: a private mapping that is populated would copy the whole arena
             self._map = mmap.mmap(file, found.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
-        except OSError as error:
-            raise OutOfReach(f"segment {path}: {error.strerror}") from error
         finally:
             os.close(file)
         self.view = memoryview(self._map)
@@ -52,14 +54,14 @@ class Segment:
         return (found.st_dev, found.st_ino) == self._file
 
     def check(self, extent: ExtentPath) -> None:
-        """Raises StaleExtent unless the bytes there are the extent's now, ValueError for a range outside the segment.
+        """Raises StaleExtent unless the bytes there are the extent's now.
 
         Call it again after a copy: what was copied is the extent's only if it was so before and after.
         """
         if not self.current():
             raise StaleExtent(f"segment {extent.segment} was given up")
         if extent.offset + extent.length > self.view.nbytes:
-            raise ValueError(
+            raise StaleExtent(
                 f"offset {extent.offset} and length {extent.length} reach beyond the segment's {self.view.nbytes} bytes"
             )
         named = extent_record.matches(
@@ -90,19 +92,18 @@ class Segments:
         self._mapped: dict[str, Segment] = {}
 
     def get(self, name: str) -> Segment:
-        """The segment of that name as it is now. Raises OutOfReach."""
+        """The segment of that name as it is now. Raises OutOfReach, OSError or RuntimeError."""
         segment = self._mapped.get(name)
         if segment is not None and segment.current():
             return segment
-        self._drop_old()
+        self.drop_old()
         segment = self._mapped[name] = Segment(self._root / name)
         self._writer.mapped(segment.view)
         return segment
 
-    def _drop_old(self) -> None:
+    def drop_old(self) -> None:
         """An engine outlives its sidecars: without this their arenas' memory would never be free again."""
         for name, segment in list(self._mapped.items()):
             if not segment.current():
                 del self._mapped[name]
-                self._writer.unmapped(segment.view)
-                segment.close()
+                self._writer.unmapped(segment.view, segment.close)

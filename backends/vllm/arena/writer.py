@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -14,10 +15,13 @@ class Pending(Protocol):
     """A write under way. Its slot may be used, and its source given away, once it is done."""
 
     def done(self) -> bool:
-        """Whether everything is written; never waits. Raises RuntimeError where the device failed."""
+        """Whether everything is written; waits for the device never, for the host's memory shortly.
+
+        Raises RuntimeError where the write failed, every time it is asked.
+        """
 
     def wait(self) -> None:
-        """Return when everything is written. Raises RuntimeError where the device failed."""
+        """Return when everything is written. Raises RuntimeError where the write failed: nothing writes any more."""
 
 
 class SlotWriter(Protocol):
@@ -34,13 +38,13 @@ class SlotWriter(Protocol):
         another way.
         """
 
-    def unmapped(self, segment: memoryview) -> None:
-        """The mapping is about to go: wait for writes that read it, and forget it."""
+    def unmapped(self, segment: memoryview, close: Callable[[], None]) -> None:
+        """Forget the mapping; ``close`` it, on any thread, when nothing reads it any more. Must not raise."""
 
     def write(self, plan: Plan, data: memoryview, slot: int, scales: npt.NDArray[np.float32]) -> Pending:
         """Start to bring all of ``plan``'s tiles and switches of ``slot`` to what they must be.
 
         ``data`` is the revision's data, ``plan.data_bytes`` of them, inside a mapping that ``mapped`` was told of;
         its address is a multiple of 64. ``scales`` holds what the moves' SCALE_INDEX points to. Raises RuntimeError
-        where nothing could be started; the slot may hold anything then.
+        where it failed at once; the slot may hold anything then, and nothing writes to it any more.
         """
