@@ -5,9 +5,9 @@ for; which policy's turn it is, is the caller's to decide. A driver imports no t
 
 **Durability.** The caller numbers a policy's changes (forward_backward, optim_step, load_state) from 1 on, without a
 gap, and asks for one only when the answer to the one before is safe with it. A trainer restores every policy by itself
-when its ranks die. When the caller itself begins anew, ``create_policy`` says up to which number the state on disk goes:
-the caller asks again for the later ones, from its own log, and gets the very same answers. Asked again for the last
-number that it has done, a trainer repeats its answer and changes nothing.
+when its ranks die. When the caller itself begins anew, ``create_policy`` says up to which number the state on disk
+goes: the caller asks again for the later ones, from its own log, and gets the very same answers. Asked again for the
+last number that it has done, a trainer repeats its answer and changes nothing.
 """
 
 from __future__ import annotations
