@@ -82,13 +82,12 @@ class CreatePolicy(TrainerMessage, frozen=True, kw_only=True):
 class ForwardBackward(TrainerMessage, frozen=True, kw_only=True):
     """Log-probabilities and losses, and unless ``forward_only`` gradients, added to those that are there.
 
-    ``number`` counts the policy's changes; 0 where there is none. Answered with Outputs by the ranks that have any.
+    Answered with Outputs: each rank has those of the data that end on it.
     """
 
     policy: str
     batch: Batch
     forward_only: bool = False
-    number: int = 0
 
 
 class OptimStep(TrainerMessage, frozen=True, kw_only=True):
@@ -96,7 +95,6 @@ class OptimStep(TrainerMessage, frozen=True, kw_only=True):
 
     policy: str
     adam: Adam
-    number: int
 
 
 class SaveState(TrainerMessage, frozen=True, kw_only=True):
@@ -114,7 +112,6 @@ class LoadState(TrainerMessage, frozen=True, kw_only=True):
     policy: str
     path: str
     optimizer: bool
-    number: int
 
 
 class ExportLayers(TrainerMessage, frozen=True, kw_only=True):
@@ -149,10 +146,10 @@ class EndRank(TrainerMessage, frozen=True, kw_only=True):
 
 
 class Done(TrainerMessage, frozen=True, kw_only=True):
-    """It is done, and there is nothing to say about it. ``files`` are names that were written, with their digests."""
+    """It is done. ``files`` are names that were written, with their digests; ``step`` is where the policy stands."""
 
-    seconds: float = 0.0
     files: dict[str, str] = {}
+    step: int = 0
 
 
 class DatumOutput(msgspec.Struct, frozen=True):
