@@ -141,9 +141,8 @@ def deal(rows: list[Row], *, tokens: int, grain: int, data: int, data_rank: int)
         else:
             passes.append([place])
     mine = [_stack(rows, places, grain) for places in passes[data_rank::data]]
-    for _ in range(-(-len(passes) // data) - len(mine)):
-        mine.append(_empty(grain))
-    return mine
+    idle = -(-len(passes) // data) - len(mine)
+    return mine + [_empty(grain)] * idle
 
 
 def _padded(length: int, grain: int) -> int:

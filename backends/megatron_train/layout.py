@@ -60,7 +60,7 @@ class Layout(NamedTuple):
     """The slots of one policy on this rank, in three runs of the flat buffer.
 
     Gradients of ``[0, partial)`` are partial over the tensor ranks (under sequence parallelism), those of
-    ``[0, dense)`` are summed over data ranks, those of ``[dense, size)`` (experts) over the ranks with the same experts.
+    ``[0, dense)`` are summed over data ranks, those of ``[dense, size)`` (experts) over the ranks that have the same.
     """
 
     slots: tuple[Slot, ...]

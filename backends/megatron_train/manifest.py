@@ -20,7 +20,7 @@ _CHUNK_BYTES = 8 << 20
 
 
 class StateManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``files`` are the ranks' files with their blake3 digests. ``base`` is the base's architecture and shape.
+    """``files`` are the ranks' files with their blake3 digests.
 
     ``number`` and ``answer`` are of the last change that the state holds, where the trainer itself took it: what it
     answered to it, encoded.
@@ -28,7 +28,6 @@ class StateManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     format: int = FORMAT
     spec: PolicySpec
-    base: str
     step: int
     optimizer: bool
     gradients: bool

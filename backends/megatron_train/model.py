@@ -136,7 +136,7 @@ def _config(
         calculate_per_token_loss=True,
         # the dispatcher is named also for dense bases: sequences of any length are refused with the default one
         variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",
+        moe_token_dispatcher_type="alltoall",  # noqa: S106
         perform_initialization=False,
         use_cpu_initialization=device.type == "cpu",
         gradient_accumulation_fusion=False,
@@ -153,7 +153,9 @@ def _layer(base: BaseConfig, *, moe: bool) -> ModuleSpec:
     mlp = (
         ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=GroupedExperts))
         if moe
-        else ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear))
+        else ModuleSpec(
+            module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+        )
     )
     return ModuleSpec(
         module=TransformerLayer,

@@ -1,4 +1,4 @@
-"""A rank's base and its policies, and what it answers to each message. Ranks get the same messages in the same order."""
+"""A rank's base and policies, and what it answers to each message. All ranks get the same messages in order."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class Resident:
     @answer.register
     def _(self, ask: CreatePolicy) -> AnswerOfRank:
         spec = check_spec(ask.spec, self._base, self._settings.max_rank)
-        if spec.policy in self._tiers:
-            raise InvalidRequest(f"the policy {spec.policy} is there already", field="policy")
+        # one that was begun on some ranks alone is begun anew on all
+        self._tiers.remove(spec.policy)
         layout = make_layout(spec, self._base, self._topology)
         buffer = torch.zeros((4, layout.size), dtype=torch.float32, device=self._device)
         policy = Policy(spec, layout, buffer)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -34,12 +33,6 @@ class Tiers:
         self._where: dict[str, str] = {}
         self._files = 0
         self._paths: dict[str, Path] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._policies
-
-    def __iter__(self) -> Iterator[Policy]:
-        return iter(self._policies.values())
 
     def add(self, policy: Policy) -> None:
         """Take a policy whose buffer is on the device."""
@@ -117,7 +110,7 @@ class Tiers:
 
 
 def _pinned(shape: torch.Size) -> torch.Tensor:
-    """Host memory of exactly this size, pinned where the driver allows it: torch's own pool rounds up to powers of 2."""
+    """Host memory of this very size, pinned where the driver allows it: torch's pool rounds up to powers of 2."""
     tensor = torch.empty(shape, dtype=torch.float32)
     runtime = torch.cuda.cudart()
     if int(runtime.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)) == 0:
