@@ -59,7 +59,7 @@ class MicroBatch(NamedTuple):
 
 def complete_losses(losses: tuple[Loss, ...]) -> list[tuple[str, Mapping[str, float]]]:
     """Each loss's kind with all of its numbers. Raises InvalidRequest that names the loss or the number."""
-    completed = []
+    completed: list[tuple[str, Mapping[str, float]]] = []
     for loss in losses:
         defaults = LOSS_DEFAULTS.get(loss.kind)
         if defaults is None:
@@ -160,7 +160,16 @@ def _stack(rows: list[Row], places: list[int], grain: int) -> MicroBatch:
             array[number, : len(values)] = values
         for floats, given in zip(numbers, (row.weights, row.sampled, row.advantages), strict=True):
             floats[number, : len(given)] = given
-    return MicroBatch(tuple(places), lengths, *ids, *numbers, tuple(row.loss for row in chosen))
+    return MicroBatch(
+        places=tuple(places),
+        lengths=lengths,
+        tokens=ids[0],
+        targets=ids[1],
+        weights=numbers[0],
+        sampled=numbers[1],
+        advantages=numbers[2],
+        loss_of_row=tuple(row.loss for row in chosen),
+    )
 
 
 def _empty(grain: int) -> MicroBatch:

@@ -47,7 +47,7 @@ from wire.trainer import (
 )
 
 from .exporting import export_revision
-from .hf_config import read_base
+from .hf_config import context_of, dtype_of, read_base
 from .launcher import RankProcesses, Ranks, RanksDied
 from .layout import check_spec, pairs_of
 from .manifest import StateManifest, read_manifest, verify_files
@@ -58,6 +58,7 @@ from .topology import check_topology
 _log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+Changed = TypeVar("Changed", Outputs, Stepped)
 
 _LOOK_S = 1.0
 # how often an operation is tried on new ranks, and ranks are started one after another without success
@@ -78,12 +79,15 @@ class MegatronTrainer:
         self.detail = ""
         self._base = read_base(Path(settings.model_path))
         check_topology(settings, self._base)
+        dtype_of(settings, self._base)
+        context_of(settings, self._base)
         self._ranks = ranks or RankProcesses(settings, state_dir=state_dir, log_dir=log_dir)
         self._snapshots = Snapshots(state_dir / "snapshots")
         self._records: dict[str, Record] = {}
         # who holds it has the ranks, in the order of asking
         self._turn = asyncio.Lock()
         self._ready = asyncio.Event()
+        self._lost = asyncio.Event()
         self._failed_starts = 0
         self._supervisor: asyncio.Task[None] | None = None
         self._running: set[asyncio.Task[Any]] = set()
@@ -179,8 +183,7 @@ class MegatronTrainer:
 
     async def remove_policy(self, policy: str) -> None:
         async def do() -> None:
-            record = self._records.pop(policy, None)
-            if record is not None and record.on_ranks:
+            if self._records.pop(policy, None) is not None:
                 await self._ask(RemovePolicy(policy=policy))
             await asyncio.to_thread(self._snapshots.remove, policy)
 
@@ -229,8 +232,8 @@ class MegatronTrainer:
     async def _until_ready(self) -> None:
         """Raises EngineFailed where there will be no ranks."""
         while not self._ready.is_set() or not self._ranks.alive:
-            if self.detail or self._supervisor is None:
-                raise EngineFailed(self.detail or f"trainer {self.settings.name} is not started")
+            if self._supervisor is None or self._supervisor.done():
+                raise EngineFailed(f"trainer {self.settings.name} does not run")
             if self._ready.is_set():
                 self._lose_ranks()
             with contextlib.suppress(TimeoutError):
@@ -239,6 +242,7 @@ class MegatronTrainer:
 
     def _lose_ranks(self) -> None:
         self._ready.clear()
+        self._lost.set()
         for record in self._records.values():
             record.on_ranks = False
 
@@ -258,8 +262,11 @@ class MegatronTrainer:
                         return
                 else:
                     self._failed_starts = 0
+                    self._lost.clear()
                     self._ready.set()
-            await asyncio.sleep(_LOOK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._lost.wait()
 
     async def _ask(self, ask: AskOfRank) -> Sequence[AnswerOfRank]:
         """All ranks' answers. Raises what they refused it with, and RanksDied also where they don't agree on that."""
@@ -277,14 +284,14 @@ class MegatronTrainer:
         return answers
 
     async def _change(
-        self, policy: str, number: int, change: Change, read: Callable[[Sequence[AnswerOfRank]], Answer]
-    ) -> Answer:
+        self, policy: str, number: int, change: Change, read: Callable[[Sequence[AnswerOfRank]], Changed]
+    ) -> Changed:
         record = await self._present(policy)
         repeated = record.repeated(number)
         if repeated is not None:
             return read([repeated])
         started = time.monotonic()
-        answer: Any = read(await self._ask(change))
+        answer = read(await self._ask(change))
         record.made(change, answer, time.monotonic() - started)
         await self._bound_replay(record)
         return answer
@@ -310,6 +317,9 @@ class MegatronTrainer:
 
     async def _restore(self, record: Record) -> None:
         """Bring the ranks to the record's state: snapshot, then the changes since."""
+        if record.snapshot:
+            folder = Path(record.snapshot)
+            await asyncio.to_thread(verify_files, folder, read_manifest(folder))
         await self._ask(CreatePolicy(spec=record.spec, snapshot=record.snapshot))
         for change in record.changes:
             await self._ask(change)

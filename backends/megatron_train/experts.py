@@ -24,7 +24,7 @@ def grouped_linear(rows: torch.Tensor, weights: torch.Tensor, grouped: Grouped) 
     """``rows`` (n, in), sorted by expert, times each expert's own of ``weights`` (experts, out, in) -> (n, out)."""
     ends, sizes = grouped
     if _grouped_mm is None or not rows.shape[0]:
-        parts = [F.linear(part, weights[place]) for place, part in enumerate(rows.split(sizes))]
+        parts = [F.linear(part, weights[place]) for place, part in enumerate(torch.split(rows, sizes))]
         return torch.cat(parts)
     rank_bytes = weights.shape[-1] * weights.element_size()
     short = -rank_bytes % _STRIDE_BYTES // weights.element_size()
@@ -34,13 +34,14 @@ def grouped_linear(rows: torch.Tensor, weights: torch.Tensor, grouped: Grouped) 
     short = -(outputs * weights.element_size()) % _STRIDE_BYTES // weights.element_size()
     if short:
         weights = F.pad(weights, (0, 0, 0, short))
-    return _grouped_mm(rows.contiguous(), weights.transpose(-2, -1), offs=ends)[:, :outputs]
+    product: torch.Tensor = _grouped_mm(rows.contiguous(), weights.transpose(-2, -1), offs=ends)
+    return product[:, :outputs]
 
 
 _grouped_mm: Any = getattr(F, "grouped_mm", None)
 
 
-class GroupedExperts(MegatronModule):
+class GroupedExperts(MegatronModule):  # type: ignore[misc]
     """The experts that this rank holds. Weights as in ``weights.py``: gate over up, (experts, 2 inner, hidden), and
     down, (experts, hidden, inner). ``adapt`` is set where a policy may adapt them."""
 

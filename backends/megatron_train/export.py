@@ -74,7 +74,7 @@ def _write(ask: ExportLayers, pieces: list[tuple[int, torch.Tensor]], groups: Gr
         descriptor = os.open(ask.path, os.O_WRONLY)
         try:
             for start, begin, end in _runs(pieces, ITEM_BYTES[ask.dtype]):
-                _write_all(descriptor, memoryview(data)[begin:end], start)
+                _write_all(descriptor, data.data[begin:end], start)
         finally:
             os.close(descriptor)
     except OSError as error:

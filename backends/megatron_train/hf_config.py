@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from backends.trainer import TrainerSettings
 from packer.folder import confined, read_bounded
 from packer.modules import ORDER, Place
 from packer.shape import MAX_CONFIG_BYTES, BaseShape
@@ -16,6 +17,8 @@ from wire.outcomes import InvalidRequest, Unfit
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 # what our LoRA layer adapts; a base has some of them
 TRAINABLE = ("q", "k", "v", "o", "gate", "up", "down", "experts.gate", "experts.up", "experts.down")
+# what a base is kept in
+DTYPES = ("float32", "bfloat16")
 _ROPE_KINDS = (None, "default")
 
 
@@ -92,6 +95,24 @@ def read_base(folder: Path) -> BaseConfig:
         expert_inner=expert.outputs if expert else 0,
         normalised_routing=bool(fields.get("norm_topk_prob", False)),
     )
+
+
+def dtype_of(settings: TrainerSettings, base: BaseConfig) -> str:
+    """The base's dtype as it is kept. Raises Unfit for one that it can't be kept in."""
+    dtype = base.dtype if settings.dtype == "auto" else settings.dtype
+    if dtype not in DTYPES:
+        raise Unfit(f"trainer {settings.name}: dtype {dtype} is not {' or '.join(DTYPES)}", field="dtype")
+    return dtype
+
+
+def context_of(settings: TrainerSettings, base: BaseConfig) -> int:
+    """The longest sequence that is taken. Raises Unfit where the base can't have so long ones."""
+    if settings.max_context > base.context:
+        raise Unfit(
+            f"trainer {settings.name}: max_context {settings.max_context} is above the base's {base.context}",
+            field="max_context",
+        )
+    return settings.max_context or base.context
 
 
 def _number(fields: dict[str, Any], name: str) -> int:

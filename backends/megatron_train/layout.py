@@ -110,8 +110,8 @@ def make_layout(spec: PolicySpec, base: BaseConfig, topology: Topology) -> Layou
         if pair.place.layer in layers:
             for factor, shape in zip("AB", pair.shapes, strict=True):
                 slot = _slot(pair.place, factor, shape, topology)
-                run = 2 if pair.place.expert else 0 if topology.sequence and slot.axis is None else 1
-                runs[run].append(slot)
+                which = 2 if pair.place.expert else 0 if topology.sequence and slot.axis is None else 1
+                runs[which].append(slot)
     slots: list[Slot] = []
     ends = []
     offset = 0

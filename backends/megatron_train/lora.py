@@ -78,7 +78,7 @@ class Adapters:
             middle = gather_from_sequence_parallel_region(middle, tensor_parallel_output_grad=True)
         elif self._topology.tensor > 1:
             middle = copy_to_tensor_model_parallel_region(middle)
-        middles = iter(middle.split([len(pair.a) for pair in present], dim=-1))
+        middles = iter(torch.split(middle, [len(pair.a) for pair in present], dim=-1))
         return [None if pair is None else F.linear(next(middles) * pair.scale, pair.b.to(x.dtype)) for pair in factors]
 
     def _row(self, x: torch.Tensor, factors: Factors | None) -> torch.Tensor | None:

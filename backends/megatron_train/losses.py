@@ -66,14 +66,14 @@ def row_losses(
 
     ``losses`` are the kinds with their whole configuration; ``loss_of_row`` says which of them a row has.
     """
+    # what counts not, as padding, must not reach the sum or its gradient as 0 times infinity
     counted = weights != 0
+    logprobs, sampled, advantages = (torch.where(counted, each, 0.0) for each in (logprobs, sampled, advantages))
     rows = logprobs.new_zeros(len(loss_of_row))
     for place in sorted(set(loss_of_row)):
         chosen = torch.tensor([row for row, loss in enumerate(loss_of_row) if loss == place], device=logprobs.device)
         kind, config = losses[place]
         formula = FORMULAS[kind]
         of_tokens = formula(logprobs[chosen], sampled[chosen], advantages[chosen], config)
-        # a padded token's formula may overflow: it must not reach the sum, nor its gradient, as 0 times infinity
-        kept = torch.where(counted[chosen], weights[chosen] * of_tokens, 0.0)
-        rows = rows.index_add(0, chosen, kept.sum(-1))
+        rows = rows.index_add(0, chosen, (weights[chosen] * of_tokens).sum(-1))
     return rows

@@ -8,7 +8,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
@@ -19,10 +24,15 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from .experts import GroupedExperts
 from .hf_config import BaseConfig
 from .topology import Topology
+
+# what the logits of one pass over the head may take, in fp32
+HEAD_BYTES = 256 << 20
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -44,6 +54,43 @@ class RMSNorm(torch.nn.Module):
         return self.weight * normed.to(x.dtype)
 
 
+# the others give other bits each time
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+
+
+class ScoringModel(GPTModel):  # type: ignore[misc]
+    """A GPTModel whose last stage gives -log p of the labels, (batch, sequence) in fp32, without holding all logits.
+
+    The head is run over so many positions at a time that their logits stay within ``HEAD_BYTES``, and again in the
+    backward pass.
+    """
+
+    def _postprocess(self, hidden_states: torch.Tensor, *, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+        if not self.post_process:
+            return hidden_states
+        if self.config.sequence_parallel:
+            hidden = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=True)
+        else:
+            hidden = copy_to_tensor_model_parallel_region(hidden_states)
+        weight = self.output_layer.weight
+        targets = labels.transpose(0, 1).reshape(-1)
+        rows = hidden.reshape(len(targets), -1)
+        step = max(1, HEAD_BYTES // (4 * len(weight)))
+        if len(targets) <= step:
+            nll = _head(rows, weight, targets)
+        else:
+            chunks = zip(torch.split(rows, step), torch.split(targets, step), strict=True)
+            nll = torch.cat([checkpoint(_head, part, weight, wanted, use_reentrant=False) for part, wanted in chunks])
+        return nll.view(hidden.shape[:2]).transpose(0, 1)
+
+
+def _head(rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """(n, hidden) -> -log p of the targets (n,); ``weight`` has this tensor rank's part of the vocabulary."""
+    logits = F.linear(rows, weight).unsqueeze(1)
+    nll: torch.Tensor = vocab_parallel_cross_entropy(logits, targets.unsqueeze(1))
+    return nll.squeeze(1)
+
+
 class CausalAttention(torch.nn.Module):
     """Causal attention with grouped heads on torch's own kernels, which never hold the square of scores."""
 
@@ -58,18 +105,19 @@ class CausalAttention(torch.nn.Module):
         if k.shape[1] != q.shape[1]:
             groups = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        with sdpa_kernel(_KERNELS):
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return mixed.permute(2, 0, 1, 3).reshape(*query.shape[:2], -1)
 
 
 def build_model(base: BaseConfig, topology: Topology, device: torch.device, dtype: str, *, recompute: bool) -> GPTModel:
-    """A model whose parameters are uninitialised, on ``device``. Its output for labels is -log p, (batch, sequence)."""
+    """A model whose parameters are uninitialised, on ``device``."""
     # without TransformerEngine, megatron-core 0.16.1 leaves this name undefined and uses it all the same
     moe_utils.te_general_gemm = None
     config = _config(base, topology, device, DTYPES[dtype], recompute=recompute)
     layers = topology.layers(base.layers)
     specs = [_layer(base, moe=base.moe_layers[layer]) for layer in layers]
-    model = GPTModel(
+    model = ScoringModel(
         config,
         TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm),
         vocab_size=base.vocabulary,

@@ -32,7 +32,7 @@ def check_adam(adam: Adam) -> None:
 
 def gradient_norm(owned: Sequence[torch.Tensor], device: torch.device, group: Any) -> float:
     """The L2 norm over all ranks' ``owned`` gradients, each of which one rank counts."""
-    norms = torch._foreach_norm(list(owned)) if owned else []
+    norms = list(torch._foreach_norm(list(owned))) if owned else []
     squares = torch.stack(norms).double().square().sum() if norms else torch.zeros((), dtype=torch.float64)
     squares = squares.to(device)
     if dist.get_world_size(group) > 1:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from functools import singledispatchmethod
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from backends.trainer import TrainerSettings
-from wire.outcomes import InvalidRequest, Unfit
+from wire.outcomes import InvalidRequest
 from wire.trainer import (
     AnswerOfRank,
     AskLimits,
@@ -31,9 +32,9 @@ from wire.trainer import (
 from .checkpoint import read_part, write_part
 from .engine import Engine
 from .export import write_layers
-from .hf_config import BaseConfig, read_base
+from .hf_config import context_of, dtype_of, read_base
 from .layout import check_spec, make_layout, pairs_of
-from .model import DTYPES, build_model
+from .model import build_model
 from .parallel import local_rank, start_parallel
 from .policy import Policy, first_values
 from .tiers import Tiers
@@ -142,27 +143,12 @@ class Resident:
         )
 
 
-def dtype_of(settings: TrainerSettings, base: BaseConfig) -> str:
-    """The base's dtype as it is kept. Raises Unfit for one that it can't be kept in."""
-    dtype = base.dtype if settings.dtype == "auto" else settings.dtype
-    if dtype not in DTYPES:
-        raise Unfit(f"trainer {settings.name}: dtype {dtype} is not {' or '.join(DTYPES)}", field="dtype")
-    return dtype
-
-
-def context_of(settings: TrainerSettings, base: BaseConfig) -> int:
-    """The longest sequence that is taken. Raises Unfit where the base can't have so long ones."""
-    if settings.max_context > base.context:
-        raise Unfit(
-            f"trainer {settings.name}: max_context {settings.max_context} is above the base's {base.context}",
-            field="max_context",
-        )
-    return settings.max_context or base.context
-
-
 def _start_device(settings: TrainerSettings) -> torch.device:
     """This rank's device, with torch set to give the same bits each time."""
     torch.use_deterministic_algorithms(True)
+    # memory that nobody wrote is never read here: filling it would cost a pass over it
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False
     if settings.threads:
         torch.set_num_threads(settings.threads)
     cuda = torch.cuda.is_available() if settings.device == "auto" else settings.device == "cuda"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -112,12 +113,13 @@ class Tiers:
 def _pinned(shape: torch.Size) -> torch.Tensor:
     """Host memory of this very size, pinned where the driver allows it: torch's pool rounds up to powers of 2."""
     tensor = torch.empty(shape, dtype=torch.float32)
-    runtime = torch.cuda.cudart()
-    if int(runtime.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)) == 0:
+    cuda: Any = torch.cuda
+    if int(cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)) == 0:
         weakref.finalize(tensor, _unpin, tensor.untyped_storage())
     return tensor
 
 
 def _unpin(storage: torch.UntypedStorage) -> None:
+    cuda: Any = torch.cuda
     with contextlib.suppress(RuntimeError):
-        torch.cuda.cudart().cudaHostUnregister(storage.data_ptr())
+        cuda.cudart().cudaHostUnregister(storage.data_ptr())

@@ -114,7 +114,8 @@ class MergedReference(Reference):
         tensors = {name: value.requires_grad_() for name, value in load(bytes(file.buffer)).items()}
         self.parameters = list(tensors.values())
         self._pairs = [
-            (pair.place, tensors[f"{pair.place}.A"], tensors[f"{pair.place}.B"], file.scale(pair)) for pair in file.pairs
+            (pair.place, tensors[f"{pair.place}.A"], tensors[f"{pair.place}.B"], file.scale(pair))
+            for pair in file.pairs
         ]
 
     def logits(self, tokens: Tensor) -> Tensor:

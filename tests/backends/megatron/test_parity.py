@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backends.megatron_train.control import MegatronTrainer
-from tests.backends.megatron.bases import KINDS, make_base, mixed_batch, sft_batch
+from tests.backends.megatron.bases import KINDS, mixed_batch, sft_batch
 from tests.backends.megatron.reference import MergedReference, PeftReference, Reference
 from tests.backends.megatron.trainers import exported, local_trainer
 from wire.trainer import Adam, Batch, PolicySpec
@@ -43,8 +43,10 @@ def reference_for(kind: str, base: Path, file: object, folder: Path) -> Referenc
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("recompute", [True, False])
-async def test_training_and_export_equal_peft(kind: str, recompute: bool, tmp_path: Path) -> None:
-    base = make_base(tmp_path / "base", kind)
+async def test_training_and_export_equal_peft(
+    kind: str, recompute: bool, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    base = bases[kind]
     async with local_trainer(base, tmp_path / "trainer", recompute=recompute) as trainer:
         await trainer.create_policy(SPEC)
         first = await exported(trainer, "acme", tmp_path / "first.roost")

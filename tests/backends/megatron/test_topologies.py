@@ -11,7 +11,7 @@ from safetensors.numpy import load
 
 from backends.megatron_train.control import MegatronTrainer
 from packer.revision import RevisionFile
-from tests.backends.megatron.bases import make_base, mixed_batch, sft_batch
+from tests.backends.megatron.bases import mixed_batch, sft_batch
 from tests.backends.megatron.test_parity import STEPS, train
 from tests.backends.megatron.trainers import exported, local_trainer, real_trainer
 from wire.trainer import Adam, PolicySpec
@@ -44,7 +44,7 @@ class Seen:
 
 
 async def see(trainer: MegatronTrainer, folder: Path, checkpoint: Path) -> Seen:
-    folder.mkdir()
+    folder.mkdir()  # noqa: ASYNC240
     await trainer.create_policy(SPEC)
     first = await exported(trainer, "acme", folder / "first")
     trained = await train(trainer, "acme")
@@ -53,12 +53,6 @@ async def see(trainer: MegatronTrainer, folder: Path, checkpoint: Path) -> Seen:
     logprobs = [np.frombuffer(outputs.data[place].logprobs, "<f4") for place in range(len(outputs.data))]
     await trainer.save_state("acme", checkpoint, with_optimizer=True)
     return Seen(bytes(first.buffer), trained, bytes(last.buffer), logprobs)
-
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("bases")
-    return {kind: make_base(folder / kind, kind) for kind in ("qwen3", "llama", "qwen3-moe")}
 
 
 _SEEN: dict[str, tuple[Seen, Path]] = {}
