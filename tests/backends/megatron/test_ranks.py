@@ -23,6 +23,7 @@ from wire.node import Health
 from wire.outcomes import InvalidRequest, Unfit
 
 pytestmark = pytest.mark.engine
+STEPS = 3
 
 
 def rank_pids(trainer: MegatronTrainer) -> list[int]:
@@ -70,7 +71,7 @@ async def test_killed_ranks_are_replaced_and_nothing_is_lost_or_done_twice(
     async with real_trainer(bases["qwen3"], tmp_path / "calm", **topology) as trainer:
         for spec in (ONE, TWO):
             await trainer.create_policy(spec)
-        expected = await train(trainer, 4, lambda: None)
+        expected = await train(trainer, STEPS, lambda: None)
         revision = await Policy(trainer, "one").bytes(tmp_path)
 
     dice = random.Random(0)
@@ -79,22 +80,22 @@ async def test_killed_ranks_are_replaced_and_nothing_is_lost_or_done_twice(
             await trainer.create_policy(spec)
         killed: list[int] = []
 
+        operations = iter(range(STEPS * 4))
+
         def maybe_kill() -> None:
-            if dice.random() < 0.25:
-                victims = rank_pids(trainer)
-                if len(victims) == 2:
-                    delay = dice.random() * 0.2
-                    victim = dice.choice(victims)
-                    asyncio.get_running_loop().call_later(delay, kill, victim)
+            if next(operations) in (2, 5, 9):
+                # in the middle of an operation, or just before the next one
+                victim = dice.choice(rank_pids(trainer))
+                asyncio.get_running_loop().call_later(dice.random() * 0.1, kill, victim)
 
         def kill(victim: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
                 killed.append(victim)
 
-        assert await train(trainer, 4, maybe_kill) == expected
+        assert await train(trainer, STEPS, maybe_kill) == expected
         assert await Policy(trainer, "one").bytes(tmp_path) == revision
-        assert killed
+        assert len(killed) == 3
 
 
 async def test_no_process_outlives_its_trainer(bases: dict[str, Path], tmp_path: Path) -> None:
