@@ -16,6 +16,8 @@ from backends.trainer import TrainerSettings
 from wire.trainer import Batch, Datum, Loss
 
 VOCABULARY = 128
+# the same tests hold on a GPU: ROOST_TRAINER_DEVICE=cuda
+DEVICE = os.environ.get("ROOST_TRAINER_DEVICE", "cpu")
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.08,
@@ -50,7 +52,7 @@ def make_base(folder: Path, kind: str, seed: int = 0) -> Path:
 
 def settings_for(base: Path, **changes: Any) -> TrainerSettings:
     options: dict[str, Any] = {
-        "name": "tiny", "model_path": str(base), "device": "cpu", "micro_batch_tokens": 96, "threads": 1,
+        "name": "tiny", "model_path": str(base), "device": DEVICE, "micro_batch_tokens": 96, "threads": 1,
         "max_rank": 16,
     }  # fmt: skip
     return TrainerSettings(**(options | changes))

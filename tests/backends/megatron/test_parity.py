@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load
 
 from backends.megatron_train.control import MegatronTrainer
 from tests.backends.megatron.bases import KINDS, mixed_batch, sft_batch
@@ -35,6 +36,23 @@ async def train(trainer: MegatronTrainer, policy: str) -> list[tuple[list[float]
         number += 1
         seen.append((losses, (await trainer.optim_step(policy, adam, number=number)).grad_norm))
     return seen
+
+
+async def test_a_bf16_base_trains_fp32_adapters(bases: dict[str, Path], tmp_path: Path) -> None:
+    seen = {}
+    for dtype in ("float32", "bfloat16"):
+        async with local_trainer(bases["qwen3-moe"], tmp_path / dtype, dtype=dtype) as trainer:
+            assert (await trainer.limits()).dtype == dtype
+            await trainer.create_policy(SPEC)
+            trained = await train(trainer, "acme")
+            file = await exported(trainer, "acme", tmp_path / f"{dtype}.roost")
+            seen[dtype] = trained, load(bytes(file.buffer))
+    exact, rounded = seen["float32"], seen["bfloat16"]
+    for (losses, norm), (expected, expected_norm) in zip(rounded[0], exact[0], strict=True):
+        assert losses == pytest.approx(expected, rel=0.02)
+        assert norm == pytest.approx(expected_norm, rel=0.1)
+    # the factors are not rounded to the base's dtype
+    assert any((value != value.bfloat16().float()).any() for value in rounded[1].values())
 
 
 def reference_for(kind: str, base: Path, file: object, folder: Path) -> Reference:
