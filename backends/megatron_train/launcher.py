@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -128,6 +129,8 @@ class RankProcesses:
 
     async def _spawn(self) -> None:
         settings = self._settings
+        if importlib.util.find_spec("megatron") is None:
+            raise EngineFailed(f"trainer {settings.name}: megatron-core is not installed (extra: megatron)")
         # a short path of its own: those of sockets are bounded to some hundred characters
         self._sockets = Path(tempfile.mkdtemp(prefix="roost-trainer-"))
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -135,7 +138,8 @@ class RankProcesses:
         file = self._sockets / "settings.json"
         file.write_bytes(msgspec.json.encode(RankSettings(settings, str(self._sockets), str(self._scratch))))
         threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.world_size)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **settings.env}
+        # threads that spin while they wait make a rank ten times slower on a host that has other work
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "OMP_NUM_THREADS": str(threads), **settings.env}
         self.log.parent.mkdir(parents=True, exist_ok=True)
         if self.log.exists():
             self.log.replace(self.log.with_suffix(".log.1"))
