@@ -94,7 +94,8 @@ class TrainerBackend(Protocol):
     async def forward_backward(self, policy: str, batch: Batch, *, number: int) -> Outputs:
         """Log-probabilities, losses and gradients, the last added to those that are there. Raises NotFound.
 
-        Raises InvalidRequest that names the datum and the field, also where loss or gradients are not finite.
+        Raises InvalidRequest that names the datum and the field, also where loss or gradients are not finite; TooLarge
+        for a datum that the device has no memory for.
         """
 
     async def forward(self, policy: str, batch: Batch) -> Outputs:

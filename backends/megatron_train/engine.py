@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 
-from wire.outcomes import InvalidRequest
+from wire.outcomes import InvalidRequest, TooLarge
 from wire.trainer import Adam, Batch, DatumOutput, Outputs, Stepped
 
 from .batching import MicroBatch, complete_losses, deal, read_rows
@@ -64,7 +65,7 @@ class Engine:
     def forward_backward(self, policy: Policy, batch: Batch, *, forward_only: bool) -> Outputs:
         """Log-probabilities and losses of the rows that end on this rank, and gradients, added to those there are.
 
-        A refused batch leaves the gradients as they were. Raises InvalidRequest.
+        A refused batch leaves the gradients as they were. Raises InvalidRequest, TooLarge.
         """
         started = time.perf_counter()
         rows = read_rows(batch, vocabulary=self._base.vocabulary, context=self._context)
@@ -85,6 +86,11 @@ class Engine:
                     self._schedule(passes, losses, results, forward_only=True)
             else:
                 scratch = self._backward(policy, passes, losses, results)
+        except torch.OutOfMemoryError as error:
+            if self._topology.world > 1:
+                # the others may wait for this rank: all have to begin anew
+                raise
+            raise TooLarge(f"the batch does not fit into the device's memory: {error}", field="data") from None
         finally:
             self._adapters.active = {}
         self._refuse_if_not_finite([scratch, *(each for _, _, each in results)])
@@ -99,6 +105,8 @@ class Engine:
         check_adam(adam)
         owned = [view(policy.gradients, slot) for slot in policy.layout.slots if slot.owned]
         norm = gradient_norm(owned, self._device, self._groups.world)
+        if not math.isfinite(norm):
+            raise InvalidRequest("the sum of the gradients is not finite: nothing was changed", field="gradients")
         policy.step += 1
         step_adam(policy.parameters, policy.gradients, policy.moments, policy.step, adam, norm)
         policy.drop_gradients()

@@ -14,12 +14,14 @@ from wire.trainer import Adam
 
 # elements that are stepped at a time: what a step needs beyond the policy's own memory
 _CHUNK = 1 << 22
+# of what multiplies a step: no fp32 number overflows by it alone
+_MOST = 1e6
 
 
 def check_adam(adam: Adam) -> None:
     """Raises InvalidRequest that names the field."""
     bounds = {
-        "learning_rate": (0.0, math.inf), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0), "weight_decay": (0.0, math.inf),
+        "learning_rate": (0.0, _MOST), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0), "weight_decay": (0.0, _MOST),
         "grad_clip_norm": (0.0, math.inf),
     }  # fmt: skip
     for name, (least, below) in bounds.items():

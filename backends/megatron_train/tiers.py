@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from wire.outcomes import NotFound
+from wire.outcomes import NotFound, StorageFull
 from wire.trainer import PolicyMemory
 
 from .policy import Policy
@@ -81,8 +81,10 @@ class Tiers:
             policy.place_buffer(host)
             self._where[name] = "host"
             return
-        path = self._path(name)
-        policy.buffer.numpy().tofile(path)
+        try:
+            policy.buffer.numpy().tofile(self._path(name))
+        except OSError as error:
+            raise StorageFull(f"no room on disk for cold policies: {error.strerror or error}") from error
         policy.place_buffer(None)
         self._where[name] = "disk"
 
@@ -115,7 +117,7 @@ def _pinned(shape: torch.Size) -> torch.Tensor:
     tensor = torch.empty(shape, dtype=torch.float32)
     cuda: Any = torch.cuda
     if int(cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)) == 0:
-        weakref.finalize(tensor, _unpin, tensor.untyped_storage())
+        weakref.finalize(tensor, _unpin, tensor.untyped_storage()).atexit = False
     return tensor
 
 

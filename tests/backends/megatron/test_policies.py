@@ -12,11 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from backends.megatron_train import model
+pytest.importorskip("megatron.core")
+
+from backends.megatron_train import engine, model
 from backends.megatron_train.control import MegatronTrainer
 from tests.backends.megatron.bases import VOCABULARY, datum, floats, mixed_batch, sft_batch
 from tests.backends.megatron.trainers import exported, local_trainer
-from wire.outcomes import ArtifactUnavailable, InvalidRequest, NotFound, RoostError, Unfit, VersionConflict
+from wire.outcomes import ArtifactUnavailable, InvalidRequest, NotFound, RoostError, TooLarge, Unfit, VersionConflict
 from wire.trainer import Adam, Batch, Datum, Loss, Outputs, PolicySpec
 
 ADAM = Adam(learning_rate=1e-2)
@@ -202,7 +204,13 @@ async def test_what_is_refused_changes_nothing(bases: dict[str, Path], tmp_path:
                 "one", Batch((overflowing, datum(5, 2, loss=1)), (Loss("importance_sampling"), Loss("cross_entropy"))),
                 number=2,
             )  # fmt: skip
-        for adam in (Adam(learning_rate=-1.0), Adam(beta1=1.0), Adam(eps=0.0), Adam(grad_clip_norm=float("nan"))):
+        for adam in (
+            Adam(learning_rate=-1.0),
+            Adam(learning_rate=1e39),
+            Adam(beta1=1.0),
+            Adam(eps=0.0),
+            Adam(grad_clip_norm=float("nan")),
+        ):
             with pytest.raises(InvalidRequest, match="not"):
                 await trainer.optim_step("one", adam, number=2)
         await policy.step()
@@ -342,3 +350,38 @@ def test_a_checkpoint_says_what_it_is(bases: dict[str, Path], tmp_path: Path) ->
     manifest = json.loads((tmp_path / "saved" / "checkpoint.json").read_text())
     assert manifest["spec"] == {"policy": "two", "rank": 7, "alpha": 3.5, "targets": ["q", "v", "down"], "seed": 2}
     assert (manifest["step"], manifest["optimizer"], list(manifest["files"])) == (0, False, ["rank-0.safetensors"])
+
+
+async def test_a_batch_that_does_not_fit_is_refused(
+    bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 90 GiB")
+
+    async with local_trainer(bases["qwen3"], tmp_path / "trainer") as trainer:
+        await trainer.create_policy(ONE)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.Engine, "_schedule", lambda *_, **options: full(**options))
+            with pytest.raises(TooLarge, match="90 GiB"):
+                await trainer.forward_backward("one", sft_batch(), number=1)
+        assert (await trainer.forward_backward("one", sft_batch(), number=1)).loss > 0
+
+
+async def test_a_policy_that_ran_away_is_told_and_can_go_back(bases: dict[str, Path], tmp_path: Path) -> None:
+    async with local_trainer(bases["qwen3"], tmp_path / "trainer") as trainer:
+        await trainer.create_policy(ONE)
+        policy = Policy(trainer, "one")
+        before = await policy.bytes(tmp_path)
+        await trainer.save_state("one", tmp_path / "before", with_optimizer=True)
+        await policy.learn(sft_batch())
+        for _ in range(6):
+            await policy.step(Adam(learning_rate=9e5, weight_decay=9e5))
+        for asked in (
+            trainer.forward("one", sft_batch()),
+            trainer.forward_backward("one", sft_batch(), number=policy.number + 1),
+            trainer.export_revision("one", tmp_path / "revision"),
+        ):
+            with pytest.raises(InvalidRequest, match="not finite"):
+                await asked
+        await trainer.load_state("one", tmp_path / "before", with_optimizer=True, number=policy.number + 1)
+        assert await policy.bytes(tmp_path) == before

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from backends.megatron_train.control import MegatronTrainer
 from backends.megatron_train.launcher import RanksDied
 from packer.revision import RevisionFile
@@ -60,6 +62,7 @@ async def local_trainer(base: Path, folder: Path, **changes: Any) -> AsyncIterat
 @contextlib.asynccontextmanager
 async def real_trainer(base: Path, folder: Path, **changes: Any) -> AsyncIterator[MegatronTrainer]:
     """A trainer with processes of its own."""
+    pytest.importorskip("megatron.core")
     trainer = MegatronTrainer(settings_for(base, **changes), state_dir=folder, log_dir=folder)
     await trainer.start()
     try:

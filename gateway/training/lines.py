@@ -1,0 +1,129 @@
+"""Every run's operations, one after the other; runs go side by side. Started again, it goes on where the journal is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from msgspec.structs import replace
+
+from wire.outcomes import JournalUnavailable, RoostError, StorageFull
+
+from .executor import Done, Executor
+from .failures import failed
+from .futures import Futures
+from .journal import Effects, Journal
+from .ordering import Line
+from .records import OperationRecord, RunRecord
+from .work import Sample
+
+_log = logging.getLogger(__name__)
+
+# before an operation whose result could not be written is done again
+_RETRY_S = 1.0
+
+
+class Lines:
+    """A task for each run that has something to do."""
+
+    def __init__(self, journal: Journal, executor: Executor, futures: Futures, *, gap_s: float) -> None:
+        self._journal = journal
+        self._executor = executor
+        self._futures = futures
+        self._gap_s = gap_s
+        self._lines: dict[str, Line] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._gaps: dict[str, asyncio.TimerHandle] = {}
+        self.pending_bytes = 0
+
+    def admit(self, operation: OperationRecord) -> None:
+        """An operation that is in the journal, to be run in its turn."""
+        line = self._lines.get(operation.owner)
+        if line is None:
+            run = self._journal.run(operation.owner)
+            assert run is not None, "operations are logged for runs that are there"
+            line = self._lines[operation.owner] = Line(run.next_seq)
+        line.add(operation.seq, operation.request_id)
+        self.pending_bytes += operation.nbytes
+        self._go_on(operation.owner, line)
+
+    async def stop(self) -> None:
+        """End; operations without a result stay in the journal."""
+        for gap in self._gaps.values():
+            gap.cancel()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _go_on(self, model_id: str, line: Line) -> None:
+        if model_id in self._tasks:
+            return
+        gap = self._gaps.pop(model_id, None)
+        if gap is not None:
+            gap.cancel()
+        if line.first() is not None:
+            task = self._tasks[model_id] = asyncio.create_task(self._work(model_id, line), name=model_id)
+            task.add_done_callback(lambda _: self._rest(model_id, line))
+        elif line.gapped:
+            loop = asyncio.get_running_loop()
+            self._gaps[model_id] = loop.call_later(self._gap_s, self._give_up, model_id, line)
+
+    def _rest(self, model_id: str, line: Line) -> None:
+        task = self._tasks.pop(model_id)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            _log.error("the line of %s broke", model_id, exc_info=error)
+            return
+        if line.gapped or line.first() is not None:
+            self._go_on(model_id, line)
+        else:
+            self._lines.pop(model_id, None)
+
+    async def _work(self, model_id: str, line: Line) -> None:
+        while (request_id := line.first()) is not None:
+            run, operation = self._journal.run(model_id), self._journal.operation(request_id)
+            assert run is not None and operation is not None, "what waits is in the journal"
+            try:
+                await self._perform(run, operation)
+            except (JournalUnavailable, StorageFull) as error:
+                _log.warning("the result of %s can't be written: %s", request_id, error.message)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            line.passed()
+            self.pending_bytes -= operation.nbytes
+            self._futures.resolved(request_id)
+
+    async def _perform(self, run: RunRecord, operation: OperationRecord) -> None:
+        ask = self._journal.ask(operation.request_id)
+        assert not isinstance(ask, Sample), "samples are no run's"
+        try:
+            done = await self._executor.run(run, ask)
+        except Exception as error:
+            result = failed(error, f"operation {operation.seq} ({type(ask).__name__}) of {run.model_id}")
+            done = Done(result, Effects(run))
+        moved = replace(done.effects.run, next_seq=operation.seq + 1)
+        await self._journal.resolve(operation, done.result, done.effects._replace(run=moved))
+
+    def _give_up(self, model_id: str, line: Line) -> None:
+        self._gaps.pop(model_id, None)
+        if line.gapped and model_id not in self._tasks:
+            task = self._tasks[model_id] = asyncio.create_task(self._lose(model_id, line), name=model_id)
+            task.add_done_callback(lambda _: self._rest(model_id, line))
+
+    async def _lose(self, model_id: str, line: Line) -> None:
+        run = self._journal.run(model_id)
+        assert run is not None, "what waits is in the journal"
+        given_up = line.give_up()
+        found = (self._journal.operation(request_id) for request_id in given_up)
+        waiting = [operation for operation in found if operation is not None]
+        try:
+            resolved = await self._journal.resolve_lost(run, waiting)
+        except RoostError as error:
+            _log.error("operations of %s can't be failed: %s", model_id, error.message)
+            return
+        for operation, request_id in zip(waiting, resolved, strict=True):
+            self.pending_bytes -= operation.nbytes
+            self._futures.resolved(request_id)
