@@ -37,6 +37,8 @@ def commit_draft(draft: Path, folder: Path, manifest: StateManifest) -> None:
         else:
             draft.rename(folder)
         _sync(folder.parent)
+        # which may be as new as the folder
+        _sync(folder.parent.parent)
     except OSError as error:
         raise ArtifactUnavailable(f"cannot write {folder}: {error.strerror}") from error
 
