@@ -28,8 +28,10 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """One trainer. ``tensor``, ``pipeline``, ``expert`` and ``data`` are the sizes of its parallel groups.
 
     ``host_bytes`` bounds what each rank keeps of cold policies in (pinned) host memory, ``device_bytes`` what it keeps
-    of policies on the device (0: no bound); the rest is on disk under ``scratch``. ``micro_batch_tokens`` bounds the
-    padded tokens of one forward pass.
+    of policies on the device (0: no bound); the rest is on disk, in the trainer's state folder.
+    ``micro_batch_tokens`` bounds the padded tokens of one forward pass. ``threads`` are a rank's on a CPU (0: the
+    host's, shared out); replays give the same bits with the same number of them. A state that took
+    ``snapshot_after_s`` of operations to make, or logs of ``snapshot_after_bytes`` together, are snapshotted.
     """
 
     name: str
@@ -79,7 +81,7 @@ class TrainerBackend(Protocol):
         """Start the ranks. Returns once they are spawned: ``health`` tells when the base is loaded."""
 
     async def health(self) -> Health:
-        """STARTING also while dead ranks are being replaced: operations wait meanwhile."""
+        """STARTING also while dead ranks are being replaced: operations wait. DEAD before ``start``, and without hope."""
 
     async def limits(self) -> TrainerLimits:
         """What the trainer can do; waits until it is READY."""

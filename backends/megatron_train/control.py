@@ -93,13 +93,13 @@ class MegatronTrainer:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
-        if self._supervisor is None:
+        if self._supervisor is None or self._supervisor.done():
             self.detail = ""
             self._failed_starts = 0
             self._supervisor = asyncio.create_task(self._supervise())
 
     async def health(self) -> Health:
-        if self.detail:
+        if self._supervisor is None or self._supervisor.done():
             return Health.DEAD
         return Health.READY if self._ready.is_set() and self._ranks.alive else Health.STARTING
 

@@ -169,7 +169,11 @@ async def test_a_trainer_that_cannot_start_says_why(bases: dict[str, Path], tmp_
     )
     with pytest.raises(EngineFailed, match="does not run"):
         await trainer.limits()
-    await trainer.start()
+    for _ in range(2):
+        await trainer.start()
+        assert await trainer.health() is Health.STARTING
+        with pytest.raises(EngineFailed, match="does not run"):
+            await trainer.limits()
     with pytest.raises(EngineFailed, match="does not run"):
         await trainer.create_policy(PolicySpec(policy="one", rank=4))
     assert await trainer.health() is Health.DEAD
