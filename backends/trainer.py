@@ -81,7 +81,7 @@ class TrainerBackend(Protocol):
         """Start the ranks. Returns once they are spawned: ``health`` tells when the base is loaded."""
 
     async def health(self) -> Health:
-        """STARTING also while dead ranks are being replaced: operations wait. DEAD before ``start``, and without hope."""
+        """STARTING also while dead ranks are being replaced: operations wait. DEAD where there will be no ranks."""
 
     async def limits(self) -> TrainerLimits:
         """What the trainer can do; waits until it is READY."""
