@@ -16,6 +16,7 @@ from wire.outcomes import InvalidRequest, TooLarge
 from wire.trainer import Adam, Batch, DatumOutput, Outputs, Stepped
 
 from .batching import MicroBatch, complete_losses, deal, read_rows
+from .finite import is_finite
 from .hf_config import BaseConfig
 from .lora import Adapters
 from .losses import row_losses
@@ -176,7 +177,7 @@ class Engine:
 
     def _refuse_if_not_finite(self, tensors: list[torch.Tensor]) -> None:
         """Raises InvalidRequest on all ranks if any of them has a value that is no number."""
-        flag = torch.stack([(~torch.isfinite(tensor)).any() for tensor in tensors]).any().float()
+        flag = 1.0 - torch.stack([is_finite(tensor) for tensor in tensors]).all().float()
         if self._topology.world > 1:
             dist.all_reduce(flag, group=self._groups.world)
         if flag.item():

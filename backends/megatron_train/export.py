@@ -17,6 +17,7 @@ from packer.safetensors_header import ITEM_BYTES
 from wire.outcomes import ArtifactUnavailable, InvalidRequest, StorageFull
 from wire.trainer import ExportLayers
 
+from .finite import is_finite
 from .hf_config import BaseConfig
 from .layout import Slot
 from .parallel import Groups
@@ -67,7 +68,7 @@ def _write(ask: ExportLayers, pieces: list[tuple[int, torch.Tensor]], groups: Gr
     data = np.empty(0, np.uint8)
     if pieces:
         flat = torch.cat([values for _, values in pieces]).to(_DTYPES[ask.dtype])
-        finite = bool(torch.isfinite(flat).all())
+        finite = bool(is_finite(flat))
         data = flat.cpu().view(torch.uint8).numpy()
     _agree(finite, groups, topology)
     try:
