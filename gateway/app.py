@@ -17,7 +17,7 @@ from .accesslog import AccessLog, write_to
 from .auth import Authenticator, check_exposure
 from .bounds import GenerationBounds
 from .catalog_source import CatalogSource
-from .control import Services, make_control
+from .control import Services, TrainingService, make_control
 from .dataplane import DATA_ROUTES, ROUTES, DataPlane, Timeouts
 from .fleet import Fleet
 from .holdings import InUseReports
@@ -64,6 +64,7 @@ class Gateway:
         self._upstream = UpstreamPool()
         self._access_log = AccessLog(write_to(sys.stdout.fileno()), loop) if settings.access_log else None
         self._server: Server | None = None
+        self._training = TrainingService(settings.training) if settings.training else None
         self._scans, self._lookups = Workers(_SCANS, "scan"), Workers(_LOOKUPS, "lookup")
         reports = InUseReports(self._registrar, self.nodes, self._scans, gateway=settings.name)
         self._reporting = loop.create_task(reports.run())
@@ -90,6 +91,8 @@ class Gateway:
         """Take no more connections, let requests end for up to ``drain_s`` seconds, then close everything."""
         if self._server is not None:
             await self._server.close(drain_s)
+        if self._training is not None:
+            await self._training.close()
         self._reporting.cancel()
         self._leases.close()
         self._upstream.close()
@@ -129,6 +132,7 @@ class Gateway:
                 lookups=self._lookups,
             ),
             data_paths=ROUTES,
+            training=self._training,
         )
         limits = HttpLimits(
             max_body_bytes=settings.max_body_bytes,

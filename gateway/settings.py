@@ -22,7 +22,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     ``store_dir`` holds the artifacts unless ``store`` says where. ``max_choices`` (``n`` times the prompts),
     ``max_generated_tokens`` (of all choices together) and ``max_logprobs`` bound what one request may ask of an engine.
-    ``access_log`` writes a JSON line a request to standard output.
+    ``access_log`` writes a JSON line a request to standard output. ``training`` is the socket file of the training
+    service, if there is one.
     """
 
     name: str
@@ -45,4 +46,5 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_choices: int = 128
     max_generated_tokens: int = 1 << 18
     max_logprobs: int = 20
+    training: str = ""
     curve: CurveSettings | None = None

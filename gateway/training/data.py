@@ -44,7 +44,9 @@ class ModelInput(msgspec.Struct, frozen=True):
         gathered: list[int] = []
         for chunk in self.chunks:
             if chunk.tokens is None:
-                raise InvalidRequest(f"{field} has a chunk of type {shown(chunk.type)}: only text is taken", field=field)
+                raise InvalidRequest(
+                    f"{field} has a chunk of type {shown(chunk.type)}: only text is taken", field=field
+                )
             gathered += chunk.tokens
         return gathered
 
@@ -162,7 +164,7 @@ def _datum(place: int, tokens: Array, inputs: Iterator[tuple[str, Array]]) -> Da
         fields[field] = values.astype(kind).tobytes()
     if "targets" not in fields:
         raise InvalidRequest(f"datum {place} lacks target_tokens", field="target_tokens")
-    return Datum(tokens=tokens.astype("<i8").tobytes(), **fields)
+    return msgspec.convert({"tokens": tokens.astype("<i8").tobytes(), **fields}, Datum)
 
 
 def _numbers(place: int, name: str, raw: bytes, kind: str) -> Array:

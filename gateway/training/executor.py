@@ -131,9 +131,7 @@ class Executor:
         async with self._trainees.turn(run) as trainer:
             stepped = await trainer.optim_step(run.model_id, ask.adam, number=number)
         metrics = {"grad_norm:mean": stepped.grad_norm, "step:max": float(stepped.step)}
-        return Done(
-            Stepped(metrics=metrics), Effects(replace(run, number=number, step=stepped.step), change=True)
-        )
+        return Done(Stepped(metrics=metrics), Effects(replace(run, number=number, step=stepped.step), change=True))
 
     async def _save(self, run: RunRecord, ask: Save) -> Done:
         path = str(SavedPath(run.model_id, WEIGHTS, ask.name))

@@ -30,7 +30,8 @@ from .work import (
     fingerprint,
 )
 
-_MAX_PRUNED = 1000
+# in one transaction
+_MAX_PRUNED = 10_000
 
 
 class Accepted(NamedTuple):

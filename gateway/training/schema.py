@@ -87,9 +87,7 @@ def _classes() -> dict[str, Any]:
             _add_field(message, int(number), rule[0] if rule else "", kind, field)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _FIELDS
-    }
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _FIELDS}
 
 
 _CLASSES = _classes()

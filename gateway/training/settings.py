@@ -15,6 +15,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     It listens on the socket file ``socket``, behind the gateway at ``gateway_url``, which it asks for samples with the
     key in ``key_file`` (none where the gateway is anonymous). ``state_dir`` holds its journal and its checkpoints.
     ``tenant`` is whose policies are trained by keys that reach all tenants. ``alpha`` is every adapter's.
+    ``tokenizer`` is what clients are told to load (the base's name where it is empty).
 
     A request for a result is answered after ``poll_s`` at the latest. An operation that waits for an earlier one which
     never came fails after ``gap_s``. Results are kept for ``keep_results_s``. Beyond ``max_pending_bytes`` of
@@ -35,6 +36,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     registrar_endpoint: str
     state_dir: str
     log_dir: str
+    tokenizer: str = ""
     alpha: float = 32.0
     revision_dtype: str = "BF16"
     map_bytes: int = 1 << 38

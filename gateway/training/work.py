@@ -80,7 +80,7 @@ class Sample(Ask, frozen=True, kw_only=True):
     count: int = 1
     max_tokens: int | None = None
     seed: int | None = None
-    stop: tuple[str, ...] | tuple[int, ...] | None = None
+    stop: tuple[str | int, ...] | None = None
     temperature: float = 1.0
     top_k: int = -1
     top_p: float = 1.0
