@@ -8,8 +8,9 @@ from wire.outcomes import Outcome, RoostError
 
 from .work import Category, Failed
 
-# SDKs repeat 408, 409, 429 and 5xx by themselves: what would come to the same again is none of these
-_STATUS = {Outcome.UNFIT: 400, Outcome.RETIRED: 404, Outcome.STORAGE_FULL: 503}
+# SDKs repeat 408, 409, 429 and 5xx by themselves: what a client would get again is none of these, but for a reused
+# number, which no SDK sends
+_STATUS = {Outcome.UNFIT: 400, Outcome.RETIRED: 404, Outcome.VERSION_CONFLICT: 409, Outcome.STORAGE_FULL: 503}
 
 _log = logging.getLogger(__name__)
 

@@ -7,6 +7,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
+# what lies between two operations of a run that has more to do: a result made durable
+GRACE_S = 0.05
+
 
 class Shares:
     """The seconds that each name has had, as far as they count.
@@ -35,26 +38,37 @@ class Shares:
 
 
 class Turns:
-    """A lock that goes, of those who wait, to the name that has held it least."""
+    """A lock that goes, of those who wait, to the name that has held it least.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    A name that lets the lock go has it kept for ``grace_s`` against those who have had more: its next operation is on
+    its way, and would else find somebody else's long one before it each time. The wait counts as its own.
+    """
+
+    def __init__(self, *, grace_s: float = GRACE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._grace_s = grace_s
         self._clock = clock
         self._shares = Shares()
-        self._held = False
+        self._taken = False
+        self._kept_for = ""
+        self._kept_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[None]:
         """Hold the lock; the time of it is ``name``'s."""
-        if self._held:
+        if self._timer is not None and self._shares.pick([self._kept_for, name]) == name:
+            self._timer.cancel()
+            self._end_keeping()
+        elif self._taken:
             await self._wait(name)
-        self._held = True
+        self._taken = True
         began = self._clock()
         try:
             yield
         finally:
             self._shares.charge(name, self._clock() - began)
-            self._pass_on()
+            self._let_go(name)
 
     async def _wait(self, name: str) -> None:
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -74,10 +88,25 @@ class Turns:
         if not queue:
             del self._waiting[name]
 
+    def _let_go(self, name: str) -> None:
+        if name in self._waiting or self._shares.pick([*self._waiting, name]) != name:
+            self._pass_on()
+            return
+        self._kept_for, self._kept_since = name, self._clock()
+        self._timer = asyncio.get_running_loop().call_later(self._grace_s, self._keep_no_longer)
+
+    def _keep_no_longer(self) -> None:
+        self._end_keeping()
+        self._pass_on()
+
+    def _end_keeping(self) -> None:
+        self._timer = None
+        self._shares.charge(self._kept_for, self._clock() - self._kept_since)
+
     def _pass_on(self) -> None:
-        """To the next, who holds it from this moment on; ``_held`` stays as it is meanwhile."""
+        """To the next, whose lock it is from this moment on."""
         if not self._waiting:
-            self._held = False
+            self._taken = False
             return
         name = self._shares.pick(self._waiting)
         chosen = self._waiting[name][0]

@@ -59,13 +59,18 @@ class State(msgspec.Struct):
 
 
 class FakeTrainer:
-    """``log`` has every change as it was made: policy, kind and number. ``seconds`` is what each operation takes."""
+    """``log`` has every change as it was made: policy, kind and number. ``seconds`` is what each operation takes.
+
+    Once ``dead`` it answers nothing and writes nothing.
+    """
 
     def __init__(self, settings: TrainerSettings, folder: Path, *, snapshot_every: int = 3) -> None:
         self.settings = settings
         self.detail = ""
         self.seconds: dict[str, float] = {}
+        self.pause_s = 0.0
         self.ready = True
+        self.dead = False
         self.log: list[tuple[str, str, int]] = []
         self._folder = folder / "snapshots"
         self._every = snapshot_every
@@ -76,7 +81,7 @@ class FakeTrainer:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     async def stop(self) -> None:
-        for state in self._states.values():
+        for state in self._states.values() if not self.dead else ():
             self._snapshot(state)
 
     async def health(self) -> Health:
@@ -126,13 +131,13 @@ class FakeTrainer:
     async def save_state(self, policy: str, path: Path, *, with_optimizer: bool) -> None:
         state = await self._state(policy)
         path.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240
-        (path / "state.json").write_bytes(msgspec.json.encode(state))  # noqa: ASYNC240
+        (path / "state.json").write_bytes(msgspec.json.encode(state))
 
     async def load_state(self, policy: str, path: Path, *, with_optimizer: bool, number: int) -> None:
         state = await self._state(policy)
         if self._repeated(state, number) is not None:
             return
-        saved = msgspec.json.decode((path / "state.json").read_bytes(), type=State)  # noqa: ASYNC240
+        saved = msgspec.json.decode((path / "state.json").read_bytes(), type=State)
         if saved.spec.rank != state.spec.rank:
             raise InvalidRequest(f"the checkpoint has rank {saved.spec.rank}", field="path")
         state.weight, state.gradient = saved.weight, [0.0] * SIZE
@@ -158,7 +163,9 @@ class FakeTrainer:
         return self._states[policy].weight
 
     async def _state(self, policy: str) -> State:
-        await asyncio.sleep(self.seconds.get(policy, 0.0))
+        await asyncio.sleep(self.seconds.get(policy, self.pause_s))
+        if self.dead:
+            await asyncio.Event().wait()
         if policy not in self._states:
             raise NotFound(f"the trainer has no policy {policy}", field="policy")
         return self._states[policy]

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
 from aiohttp import web
 
 from backends.trainer import TrainerSettings
@@ -60,7 +59,9 @@ async def completion(engine: StubEngine, request: web.Request, body: dict[str, A
             rows = [{f"token_id:{token}": -0.5, "token_id:1": -1.5} for token in tokens]
             choice["logprobs"]["top_logprobs"] = rows
         if (k := body.get("prompt_logprobs")) is not None:
-            rows = [{str(token): {"logprob": -token / 8}, **({"3": {"logprob": -0.25}} if k else {})} for token in prompt]
+            rows = [
+                {str(token): {"logprob": -token / 8}, **({"3": {"logprob": -0.25}} if k else {})} for token in prompt
+            ]
             choice["prompt_logprobs"] = [None, *rows[1:]]
         choices.append(choice)
     return web.json_response({"model": body["model"], "choices": choices})
@@ -89,7 +90,7 @@ class Rig:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._served:
-            await self.service.stop()
+            await self.end()
         await self._stack.aclose()
 
     @property
@@ -125,12 +126,15 @@ class Rig:
         self.service = await TrainingService.start(self.settings(), make=make, catalog=source)
         self._served = True
 
-    async def crash(self) -> None:
-        """End it; the trainer has no time to snapshot what it did."""
-        self.trainer._every = 1 << 30
-        self.trainer._states.clear()
+    async def end(self) -> None:
+        """End it in good order."""
         self._served = False
         await self.service.stop()
+
+    async def crash(self) -> None:
+        """End it; the trainer has no time to snapshot what it did."""
+        self.trainer.dead = True
+        await self.end()
 
     async def ask(self, path: str, body: Any = None, **arguments: Any) -> Told:
         """POST a JSON body through the gateway."""
@@ -172,7 +176,9 @@ class Rig:
         return await self.ask("optim_step", {"model_id": model_id, "seq_id": seq, "adam_params": adam})
 
 
-def datum(tokens: tuple[int, ...] = (1, 2, 3), targets: tuple[int, ...] = (2, 3, 4), **more: list[float]) -> dict[str, Any]:
+def datum(
+    tokens: tuple[int, ...] = (1, 2, 3), targets: tuple[int, ...] = (2, 3, 4), **more: list[float]
+) -> dict[str, Any]:
     """In JSON."""
     inputs: dict[str, Any] = {"target_tokens": {"data": list(targets), "dtype": "int64", "shape": [len(targets)]}}
     for name, values in more.items():
@@ -186,7 +192,3 @@ def datum(tokens: tuple[int, ...] = (1, 2, 3), targets: tuple[int, ...] = (2, 3,
 def secret_of(headers: dict[str, str]) -> str:
     """The secret of a key that ``Mesh.key`` made."""
     return headers["authorization"].removeprefix("Bearer ")
-
-
-def as_settings(value: Any) -> bytes:
-    return msgspec.json.encode(value)
