@@ -147,7 +147,7 @@ class TrainingService:
 async def run(settings: TrainingSettings, stop: asyncio.Event) -> None:
     """Serve until ``stop`` is set. Raises what ``TrainingService.start`` raises."""
     service = await TrainingService.start(settings)
-    _log.info("training service ready: %s on %s", settings.name, settings.socket)
+    _log.info("training service ready: %s on %s", settings.base, settings.socket)
     await stop.wait()
     _log.info("training service stopping")
     await service.stop()

@@ -22,7 +22,6 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     operations and ``max_pending_samples`` clients are told to come again; ``samples_at_once`` are asked of the gateway.
     """
 
-    name: str = "training"
     base: str
     trainer: TrainerSettings
     socket: str
