@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -12,6 +14,9 @@ from wire.outcomes import NoHealthyNode
 PATH = "/api/v1/{rest:.*}"
 # a request for a result may wait for as long as the service lets it
 _TIMEOUT_S = 120.0
+# how long a service that does not listen is waited for, and how often it is looked for
+_PATIENCE_S = 2.0
+_RETRY_S = 0.1
 # what is between two neighbours only, and what either side writes for itself
 _OWN = frozenset(
     {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "content-length", "date", "server"}
@@ -32,20 +37,28 @@ class TrainingService:
             self._http = aiohttp.ClientSession(
                 connector=connector, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S), auto_decompress=False
             )
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return await self._answer(self._http, request)
+            except aiohttp.ClientConnectorError as error:
+                # nothing was sent. It may be starting anew, and SDKs come back at once for a result
+                if time.monotonic() >= until:
+                    raise NoHealthyNode("the training service does not answer", retry_after_s=1.0) from error
+                await asyncio.sleep(_RETRY_S)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise NoHealthyNode("the training service does not answer", retry_after_s=1.0) from error
+
+    async def _answer(self, http: aiohttp.ClientSession, request: web.Request) -> web.Response:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _OWN}
         body = _body(request) if request.body_exists else None
         url = f"http://training{request.raw_path}"
-        try:
-            async with self._http.request(
-                request.method, url, headers=headers, data=body, allow_redirects=False
-            ) as answer:
-                told = web.Response(status=answer.status, body=await answer.read())
-                for name, value in answer.headers.items():
-                    if name.lower() not in _OWN:
-                        told.headers[name] = value
-                return told
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise NoHealthyNode("the training service does not answer", retry_after_s=1.0) from error
+        async with http.request(request.method, url, headers=headers, data=body, allow_redirects=False) as answer:
+            told = web.Response(status=answer.status, body=await answer.read())
+            for name, value in answer.headers.items():
+                if name.lower() not in _OWN:
+                    told.headers[name] = value
+            return told
 
     async def close(self) -> None:
         if self._http is not None:

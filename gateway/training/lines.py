@@ -15,11 +15,12 @@ from .futures import Futures
 from .journal import Effects, Journal
 from .ordering import Line
 from .records import OperationRecord, RunRecord
+from .trainees import TrainerDead
 from .work import Sample
 
 _log = logging.getLogger(__name__)
 
-# before an operation whose result could not be written is done again
+# before an operation that has no result is done again
 _RETRY_S = 1.0
 
 
@@ -88,8 +89,8 @@ class Lines:
             assert run is not None and operation is not None, "what waits is in the journal"
             try:
                 await self._perform(run, operation)
-            except (JournalUnavailable, StorageFull) as error:
-                _log.warning("the result of %s can't be written: %s", request_id, error.message)
+            except (JournalUnavailable, StorageFull, TrainerDead) as error:
+                _log.warning("%s is to be done again: %s", request_id, error.message)
                 await asyncio.sleep(_RETRY_S)
                 continue
             line.passed()
@@ -101,6 +102,8 @@ class Lines:
         assert not isinstance(ask, Sample), "samples are no run's"
         try:
             done = await self._executor.run(run, ask)
+        except TrainerDead:
+            raise
         except Exception as error:
             result = failed(error, f"operation {operation.seq} ({type(ask).__name__}) of {run.model_id}")
             done = Done(result, Effects(run))

@@ -18,7 +18,8 @@ from catalog.artifacts import open_store
 from catalog.client import RegistrarClient
 from gateway.auth import Authenticator
 from gateway.catalog_source import CatalogSource
-from wire.outcomes import RoostError
+from wire.node import Health
+from wire.outcomes import EngineFailed, RoostError
 
 from .api import Services, make_app
 from .executor import Executor
@@ -34,6 +35,7 @@ from .trainees import Trainees
 _log = logging.getLogger(__name__)
 
 _SWEEP_S = 60.0
+_LOOK_S = 1.0
 _END_S = 2.0
 
 MakeTrainer = Callable[[TrainingSettings], TrainerBackend]
@@ -105,6 +107,12 @@ class TrainingService:
             raise
         return service
 
+    async def died(self) -> str:
+        """Why the trainer is dead, once it is."""
+        while await self._trainer.health() is not Health.DEAD:  # noqa: ASYNC110 - a backend tells it when asked
+            await asyncio.sleep(_LOOK_S)
+        return self._trainer.detail
+
     async def stop(self) -> None:
         """Take no more requests; what has no result yet is gone on with by the next life."""
         await self._runner.cleanup()
@@ -145,9 +153,13 @@ class TrainingService:
 
 
 async def run(settings: TrainingSettings, stop: asyncio.Event) -> None:
-    """Serve until ``stop`` is set. Raises what ``TrainingService.start`` raises."""
+    """Serve until ``stop`` is set. Raises what ``TrainingService.start`` does, and EngineFailed if the trainer dies."""
     service = await TrainingService.start(settings)
     _log.info("training service ready: %s on %s", settings.base, settings.socket)
-    await stop.wait()
+    stopping, dying = asyncio.create_task(stop.wait()), asyncio.create_task(service.died())
+    await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
     _log.info("training service stopping")
     await service.stop()
+    if dying.done():
+        raise EngineFailed(f"the trainer is dead: {dying.result()}")
+    dying.cancel()

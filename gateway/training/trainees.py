@@ -8,13 +8,17 @@ from pathlib import Path
 
 from backends.trainer import TrainerBackend
 from wire.node import Health
-from wire.outcomes import NotFound
+from wire.outcomes import EngineFailed, NotFound
 from wire.trainer import PolicySpec
 
 from .fairness import Turns
 from .journal import Journal
 from .records import RunRecord
 from .work import Load, ResumeRun, Step, Train
+
+
+class TrainerDead(EngineFailed):
+    """There is no trainer, and this process gets none any more: what waits is for its next life."""
 
 
 class Trainees:
@@ -33,8 +37,8 @@ class Trainees:
 
     @asynccontextmanager
     async def turn(self, run: RunRecord) -> AsyncIterator[TrainerBackend]:
-        """The trainer, with ``run`` as the journal tells it."""
-        async with self._turns.turn(run.model_id):
+        """The trainer, with ``run`` as the journal tells it. Raises TrainerDead."""
+        async with self._turns.turn(run.model_id), self._living():
             if run.model_id not in self._present:
                 await self._restore(run)
                 self._present.add(run.model_id)
@@ -42,10 +46,20 @@ class Trainees:
 
     @asynccontextmanager
     async def first_turn(self, run: RunRecord) -> AsyncIterator[TrainerBackend]:
-        """The trainer for a run that it need not have yet."""
-        async with self._turns.turn(run.model_id):
+        """The trainer for a run that it need not have yet. Raises TrainerDead."""
+        async with self._turns.turn(run.model_id), self._living():
             yield self._trainer
             self._present.add(run.model_id)
+
+    @asynccontextmanager
+    async def _living(self) -> AsyncIterator[None]:
+        """Raises TrainerDead in the place of whatever fails because of that."""
+        try:
+            yield
+        except EngineFailed as error:
+            if await self._trainer.health() is Health.DEAD:
+                raise TrainerDead(f"the trainer is dead: {self._trainer.detail}") from error
+            raise
 
     async def _restore(self, run: RunRecord) -> None:
         """What the trainer's snapshot lacks is done again, and gives the same bits."""

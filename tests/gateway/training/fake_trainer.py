@@ -19,7 +19,7 @@ from blake3 import blake3
 from backends.trainer import TrainerSettings
 from wire.events import ArtifactFacts
 from wire.node import Health
-from wire.outcomes import InvalidRequest, NotFound, VersionConflict
+from wire.outcomes import EngineFailed, InvalidRequest, NotFound, VersionConflict
 from wire.trainer import (
     Adam,
     Batch,
@@ -85,6 +85,8 @@ class FakeTrainer:
             self._snapshot(state)
 
     async def health(self) -> Health:
+        if self.detail:
+            return Health.DEAD
         return Health.READY if self.ready else Health.STARTING
 
     async def limits(self) -> TrainerLimits:
@@ -164,6 +166,8 @@ class FakeTrainer:
 
     async def _state(self, policy: str) -> State:
         await asyncio.sleep(self.seconds.get(policy, self.pause_s))
+        if self.detail:
+            raise EngineFailed("the trainer does not run")
         if self.dead:
             await asyncio.Event().wait()
         if policy not in self._states:

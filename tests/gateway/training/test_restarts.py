@@ -94,6 +94,17 @@ async def test_what_the_trainer_has_on_disk_is_kept_no_longer(rig: Rig) -> None:
     assert [number for number, _ in rig.service.journal.changes(run, 0)] == [4, 5]
 
 
+async def test_a_dead_trainer_fails_nothing_that_was_acknowledged(rig: Rig) -> None:
+    run = await rig.run(await rig.session())
+    await rig.result(await rig.train(run, 1))
+    rig.trainer.detail = "no ranks"
+    late = await rig.step(run, 2)
+    assert await asyncio.wait_for(rig.service.died(), 10) == "no ranks"
+    await rig.crash()
+    await rig.restart()
+    assert (await rig.result(late))["metrics"]["step:max"] == 1
+
+
 class Process:
     """The service as a process of its own, that can be killed."""
 
