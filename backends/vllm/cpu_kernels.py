@@ -3,6 +3,10 @@
 vLLM marks them with index -1. Its CUDA kernels return at once for it and leave such rows as they are; its torch ones
 index with it, which counts from the end: the base would answer as the adapter in the last slot does, and what was
 computed so would stay in the prefix cache under the base's name.
+
+And a prompt's own logits, for its log-probabilities, get no adapter either: vLLM would pair their rows with the indices
+of the requests that are sampled, which ends the engine where these are others in number. No adapter here changes the
+head.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ def patch() -> None:
         kernel = skip_the_base(getattr(lora_ops, name))
         for module in (lora_ops, torch_ops, punica_cpu):
             setattr(module, name, kernel)
+    punica_cpu.PunicaWrapperCPU.add_lora_logits = skip_prompts(punica_cpu.PunicaWrapperCPU.add_lora_logits)
     _check_prefill()
 
 
@@ -54,6 +59,19 @@ def skip_the_base(stock: Kernel) -> Kernel:
             output_tensor[adapted] = outputs
 
     return kernel
+
+
+def skip_prompts(stock: Kernel) -> Kernel:
+    """``stock`` where there is an index for each row of hidden states."""
+
+    @functools.wraps(stock)
+    def add_lora_logits(
+        self: punica_cpu.PunicaWrapperCPU, y: torch.Tensor, x: torch.Tensor, *rest: object, **named: object
+    ) -> None:
+        if x.view(-1, x.shape[-1]).shape[0] == len(self.sampler_indices):
+            stock(self, y, x, *rest, **named)
+
+    return add_lora_logits
 
 
 def _check_prefill() -> None:

@@ -33,7 +33,11 @@ CPU_SEAMS = {
         ("bgmv_expand", ("add_inputs",)),
         ("bgmv_expand_slice", ("slice_offset", "slice_size", "add_inputs")),
     )
-}
+} | {
+    "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU.add_lora_logits": (
+        "self", "y", "x", "lora_a_stacked", "lora_b_stacked", "scale", "buffer", "kwargs",
+    ),
+}  # fmt: skip
 
 
 class UnsupportedVllm(RuntimeError):

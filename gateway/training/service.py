@@ -158,8 +158,10 @@ async def run(settings: TrainingSettings, stop: asyncio.Event) -> None:
     _log.info("training service ready: %s on %s", settings.base, settings.socket)
     stopping, dying = asyncio.create_task(stop.wait()), asyncio.create_task(service.died())
     await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
+    why = "" if stopping.done() else f"the trainer is dead: {dying.result()}"
+    for waiting in (stopping, dying):
+        waiting.cancel()
     _log.info("training service stopping")
     await service.stop()
-    if dying.done():
-        raise EngineFailed(f"the trainer is dead: {dying.result()}")
-    dying.cancel()
+    if why:
+        raise EngineFailed(why)

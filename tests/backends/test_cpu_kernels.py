@@ -24,6 +24,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (lora_ops, torch_ops, punica_cpu):
         for name in cpu_kernels.KERNELS:
             monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(PunicaWrapperCPU, "add_lora_logits", PunicaWrapperCPU.add_lora_logits)
     cpu_kernels.patch()
 
 
@@ -61,6 +62,15 @@ def test_logits_leave_the_base_alone(is_prefill: bool) -> None:
     after = before.clone()
     _wrapper(MIXED, is_prefill).add_lora_logits(after, x, a, b, 1.0)
     _check(MIXED, before, after, x, a, b)
+
+
+def test_a_prompt_s_own_logits_are_the_head_s() -> None:
+    """Their rows are others than those that are sampled: the stock wrapper ends the engine over them."""
+    x, before = _tensors((11, WIDTH), (11, VOCABULARY))
+    a, b = _tensors((SLOTS, 1, RANK, WIDTH), (SLOTS, 1, VOCABULARY, RANK))
+    after = before.clone()
+    _wrapper((11, 12), True).add_lora_logits(after, x, a, b, 1.0)
+    assert torch.equal(after, before)
 
 
 @pytest.mark.parametrize("is_prefill", [True, False])

@@ -14,10 +14,9 @@ import aiohttp
 import numpy as np
 import pytest
 
-from backends.process import free_port
+from backends.process import free_port, stop_recorded
 from ops.config import check
 from ops.layout import Layout
-from ops.supervise.run import stop_mesh
 from packer.revision import RevisionFile
 from tests.backends.megatron.bases import make_base
 from tests.gateway.training.rig import datum
@@ -98,7 +97,7 @@ async def trained(folder: Path, base: Path, **more: Any) -> AsyncIterator[Client
             await client.close()
     finally:
         await finish(running)
-        stop_mesh(layout)
+        stop_recorded(layout.run, grace_s=5.0)
 
 
 async def test_a_run_is_trained_saved_published_and_outlives_its_service(tmp_path: Path) -> None:
