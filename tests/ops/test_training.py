@@ -20,6 +20,7 @@ from ops.layout import Layout
 from packer.revision import RevisionFile
 from tests.backends.megatron.bases import make_base
 from tests.gateway.training.rig import datum
+from tests.gateway.training.sdks import SDKS, environment, run_client
 from tests.models import make_tiny_base
 
 from .test_mesh import PATIENCE_S, Running, finish
@@ -129,14 +130,17 @@ async def test_a_run_is_trained_saved_published_and_outlives_its_service(tmp_pat
         assert RevisionFile.open(file).facts().digest == revision["digest"]
 
 
-async def test_what_is_sampled_is_what_was_trained(tmp_path: Path) -> None:
-    """The engine's log-probabilities of the revision are the trainer's, prompt and samples alike."""
-    base = make_tiny_base(tmp_path / "base")
-    engine = {
+def engine_of(base: Path) -> dict[str, Any]:
+    return {
         "name": "tiny-0", "base": "tiny", "model_path": str(base), "dtype": "float32", "max_model_len": 256,
         "slots": 2, "max_rank": 8, "kv_cache_bytes": 1 << 26,
     }  # fmt: skip
-    async with trained(tmp_path, base, node={"engines": [engine]}) as client:
+
+
+async def test_what_is_sampled_is_what_was_trained(tmp_path: Path) -> None:
+    """The engine's log-probabilities of the revision are the trainer's, prompt and samples alike."""
+    base = make_tiny_base(tmp_path / "base")
+    async with trained(tmp_path, base, node={"engines": [engine_of(base)]}) as client:
         session, run = await client.begin("taught")
         text = tuple(range(60, 72))
         for turn in range(3):
@@ -173,3 +177,29 @@ async def test_what_is_sampled_is_what_was_trained(tmp_path: Path) -> None:
         plain = (await client.ask("create_sampling_session", body))["sampling_session_id"]
         untaught = await client.result("asample", asked | {"sampling_session_id": plain})
         assert np.nansum(drawn["prompt_logprobs"][1:]) > np.nansum(untaught["prompt_logprobs"][1:])
+
+
+@pytest.mark.timeout(900)
+async def test_the_stock_sdks_on_the_real_thing_with_kills_in_the_middle(tmp_path: Path) -> None:
+    """The gateway, the training service and its trainer are killed while each SDK's operations are under way."""
+    base = make_tiny_base(tmp_path / "base")
+    async with trained(tmp_path, base, node={"engines": [engine_of(base)]}) as client:
+        running = client.running
+
+        async def kill() -> None:
+            await asyncio.sleep(0.2)
+            for name in ("gateway", "training"):
+                process = next(each for each in running.state.processes if each.name == name)
+                assert process.identity is not None
+                os.kill(process.identity.pid, signal.SIGKILL)
+
+        secret = running.layout.admin_key.read_text().strip()
+        for requirement, module in SDKS.items():
+            interpreter = await asyncio.to_thread(environment, requirement)
+            seen = await run_client(interpreter, module, running.mesh.url, secret, at_half=kill, rate=0.01)
+            assert (seen["many"], seen["newest"], seen["base"]) == (2500, 1, 3)
+            assert len(set(seen["through a crash"])) == 1
+            assert seen["scores"] == seen["prompt"]
+            assert [len(tokens) for tokens in seen["tokens"]] == [3, 3]
+        shown = await client.show("default/taught")
+        assert shown["latest"] == 2 * len(SDKS)

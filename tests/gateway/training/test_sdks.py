@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,13 @@ import pytest
 from tests.gateway.fleet_states import BASE
 
 from .rig import Rig, secret_of
-
-CLIENT = Path(__file__).parent / "sdk" / "client.py"
+from .sdks import SDKS, environment, run_client
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("requirement", "module"),
-    [("tinker==0.38.0", "tinker"), ("tinker==0.22.0", "tinker"), ("mindlab-toolkit==0.2.0", "mint")],
-)
-async def test_everything_with_a_crash_in_the_middle(
-    requirement: str, module: str, sdk: Callable[[str], Path], tmp_path: Path
-) -> None:
-    interpreter = await asyncio.to_thread(sdk, requirement)
+@pytest.mark.parametrize(("requirement", "module"), SDKS.items())
+async def test_everything_with_a_crash_in_the_middle(requirement: str, module: str, tmp_path: Path) -> None:
+    interpreter = await asyncio.to_thread(environment, requirement)
     async with Rig(tmp_path, anonymous=False) as rig:
         seen = await drive(rig, interpreter, module)
         assert seen["bases"] == [BASE]
@@ -55,22 +47,13 @@ async def test_everything_with_a_crash_in_the_middle(
 
 async def drive(rig: Rig, interpreter: Path, module: str) -> dict[str, Any]:
     """What the client saw; the service crashes at its half."""
-    secret = secret_of(rig.mesh.key("acme"))
-    client = await asyncio.create_subprocess_exec(
-        str(interpreter), str(CLIENT), module, rig.url, secret, BASE,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert client.stdout is not None and client.stdin is not None
-    while (line := await client.stdout.readline()) != b"half\n":
-        if not line:
-            _, err = await client.communicate()
-            raise AssertionError(err.decode())
-    await asyncio.sleep(0.05)
-    await rig.crash()
-    await rig.restart()
-    out, err = await client.communicate(b"go on\n")
-    assert client.returncode == 0, err.decode()
-    return json.loads(out.splitlines()[-1])  # type: ignore[no-any-return]
+
+    async def crash() -> None:
+        await asyncio.sleep(0.05)
+        await rig.crash()
+        await rig.restart()
+
+    return await run_client(interpreter, module, rig.url, secret_of(rig.mesh.key("acme")), at_half=crash)
 
 
 def assert_done_once(rig: Rig) -> None:
