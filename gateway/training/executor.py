@@ -173,6 +173,11 @@ class Executor:
             sampler = SamplerRecord(ask.sampler, run.tenant, run.base, run.policy, revision, follows=follows)
         return Done(SavedForSampler(path=path, sampler=ask.sampler), Effects(run, saved=saved, sampler=sampler))
 
+    async def end(self, run: RunRecord) -> None:
+        """The trainer forgets the run; what it saved and published stays."""
+        await self._trainees.remove(run)
+        await self._journal.end_run(run.model_id)
+
     def checkpoint(self, path: str, tenant: str) -> SavedRecord:
         """The checkpoint that ``path`` names. Raises InvalidRequest and NotFound, also for another tenant's."""
         parse_path(path, WEIGHTS)

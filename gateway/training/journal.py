@@ -32,6 +32,7 @@ from .work import (
 
 # in one transaction
 _MAX_PRUNED = 10_000
+_ALL = (1 << 63) - 1
 
 
 class Accepted(NamedTuple):
@@ -65,6 +66,14 @@ class Journal:
     def run(self, model_id: str) -> RunRecord | None:
         with self._store.read() as txn:
             return self._store.runs.get(txn, model_id)
+
+    def ending(self) -> list[RunRecord]:
+        """Runs whose session is finished, and that have not ended."""
+        with self._store.read() as txn:
+            runs = [run for run in self._store.runs.values(txn) if not run.ended]
+            sessions = {name: self._store.sessions.get(txn, name) for name in {run.session_id for run in runs}}
+        finished = {name for name, session in sessions.items() if session is not None and session.finished}
+        return [run for run in runs if run.session_id in finished]
 
     def sampler(self, sampler_id: str) -> SamplerRecord | None:
         with self._store.read() as txn:
@@ -125,6 +134,28 @@ class Journal:
         record = SessionRecord(secrets.token_hex(8), tenant, key_id, _now_ms(), metadata)
         await self._store.commit(lambda txn: self._store.sessions.put(txn, record.session_id, record))
         return record
+
+    async def finish(self, session_id: str, how: str) -> list[RunRecord]:
+        """A session takes no more operations; the first word on how it ended stays. Its runs that have not ended."""
+
+        def change(txn: Txn) -> list[RunRecord]:
+            session = self._store.sessions.get(txn, session_id)
+            if session is not None and not session.finished:
+                self._store.sessions.put(txn, session_id, replace(session, finished=how))
+            return [run for run in self._store.runs.values(txn, f"{session_id}:") if not run.ended]
+
+        return await self._store.commit(change)
+
+    async def end_run(self, model_id: str) -> None:
+        """The trainer has it no more: what its changes asked for is not needed again."""
+
+        def change(txn: Txn) -> None:
+            run = self._store.runs.get(txn, model_id)
+            if run is not None:
+                self._store.runs.put(txn, model_id, replace(run, ended=True))
+
+        await self._store.commit(change)
+        await self.forget_changes(model_id, _ALL)
 
     async def begin_run(self, run: RunRecord, ask: TrainingAsk) -> Accepted:
         """A run and the operation that makes it, which is its operation 0. Raises VersionConflict."""

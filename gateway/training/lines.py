@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -35,6 +37,8 @@ class Lines:
         self._lines: dict[str, Line] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._gaps: dict[str, asyncio.TimerHandle] = {}
+        # runs that end once nothing of theirs waits
+        self._ending: set[str] = set()
         self.pending_bytes = 0
 
     def admit(self, operation: OperationRecord) -> None:
@@ -47,6 +51,11 @@ class Lines:
         line.add(operation.seq, operation.request_id)
         self.pending_bytes += operation.nbytes
         self._go_on(operation.owner, line)
+
+    def end(self, model_id: str) -> None:
+        """End a run that gets no more operations, once those that it has are done."""
+        self._ending.add(model_id)
+        self._go_on(model_id, self._lines.get(model_id) or Line(0))
 
     async def stop(self) -> None:
         """End; operations without a result stay in the journal."""
@@ -64,11 +73,16 @@ class Lines:
         if gap is not None:
             gap.cancel()
         if line.first() is not None:
-            task = self._tasks[model_id] = asyncio.create_task(self._work(model_id, line), name=model_id)
-            task.add_done_callback(lambda _: self._rest(model_id, line))
+            self._start(model_id, line, self._work(model_id, line))
         elif line.gapped:
             loop = asyncio.get_running_loop()
             self._gaps[model_id] = loop.call_later(self._gap_s, self._give_up, model_id, line)
+        elif model_id in self._ending:
+            self._start(model_id, line, self._end(model_id))
+
+    def _start(self, model_id: str, line: Line, work: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks[model_id] = asyncio.create_task(work, name=model_id)
+        task.add_done_callback(lambda _: self._rest(model_id, line))
 
     def _rest(self, model_id: str, line: Line) -> None:
         task = self._tasks.pop(model_id)
@@ -78,10 +92,9 @@ class Lines:
         if error is not None:
             _log.error("the line of %s broke", model_id, exc_info=error)
             return
-        if line.gapped or line.first() is not None:
-            self._go_on(model_id, line)
-        else:
+        if not line.gapped and line.first() is None:
             self._lines.pop(model_id, None)
+        self._go_on(model_id, line)
 
     async def _work(self, model_id: str, line: Line) -> None:
         while (request_id := line.first()) is not None:
@@ -110,11 +123,20 @@ class Lines:
         moved = replace(done.effects.run, next_seq=operation.seq + 1)
         await self._journal.resolve(operation, done.result, done.effects._replace(run=moved))
 
+    async def _end(self, model_id: str) -> None:
+        run = self._journal.run(model_id)
+        try:
+            if run is not None:
+                await self._executor.end(run)
+        except RoostError as error:
+            # the next life of the service tries again
+            _log.warning("%s can't be ended: %s", model_id, error.message)
+        self._ending.discard(model_id)
+
     def _give_up(self, model_id: str, line: Line) -> None:
         self._gaps.pop(model_id, None)
         if line.gapped and model_id not in self._tasks:
-            task = self._tasks[model_id] = asyncio.create_task(self._lose(model_id, line), name=model_id)
-            task.add_done_callback(lambda _: self._rest(model_id, line))
+            self._start(model_id, line, self._lose(model_id, line))
 
     async def _lose(self, model_id: str, line: Line) -> None:
         run = self._journal.run(model_id)

@@ -10,13 +10,17 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionRecord(Record, frozen=True):
-    """One client's beginning. Everything in it is ``tenant``'s; ``key_id`` is who made it."""
+    """One client's beginning. Everything in it is ``tenant``'s; ``key_id`` is who made it.
+
+    ``finished`` says how it ended, once its client has said so.
+    """
 
     session_id: str
     tenant: str
     key_id: str
     created_ms: int
     metadata: dict[str, str] = {}
+    finished: str = ""
 
 
 class RunRecord(Record, frozen=True):
@@ -24,7 +28,7 @@ class RunRecord(Record, frozen=True):
 
     ``next_seq`` is the first operation that has no result yet; ``number`` the last change that the trainer was asked
     for and answered; ``step`` counts optimiser steps. ``targets`` is empty until the run was made. ``inflight`` is the
-    revision that sampling sessions which follow the run use.
+    revision that sampling sessions which follow the run use. ``ended``: the trainer has it no more.
     """
 
     model_id: str
@@ -44,6 +48,7 @@ class RunRecord(Record, frozen=True):
     number: int = 0
     step: int = 0
     inflight: int = 0
+    ended: bool = False
 
 
 class OperationRecord(Record, frozen=True):

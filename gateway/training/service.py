@@ -131,6 +131,8 @@ class TrainingService:
                 self._lines.admit(operation)
             else:
                 self._samples.admit(operation)
+        for run in self.journal.ending():
+            self._lines.end(run.model_id)
         self._sweeping = asyncio.create_task(self._sweep())
 
     async def _listen(self) -> None:

@@ -67,8 +67,12 @@ class Table(Generic[R]):
     def delete(self, txn: Txn, key: str) -> None:
         self._bytes.delete(txn, key.encode())
 
-    def values(self, txn: Txn) -> Iterator[R]:
-        for _, value in self._bytes.items(txn):
+    def values(self, txn: Txn, prefix: str = "") -> Iterator[R]:
+        """Of the keys that begin with ``prefix``, in their order."""
+        start = prefix.encode()
+        for key, value in self._bytes.items(txn, start=start):
+            if not key.startswith(start):
+                return
             yield self._decoder.decode(value)
 
 

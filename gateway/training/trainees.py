@@ -51,6 +51,12 @@ class Trainees:
             yield self._trainer
             self._present.add(run.model_id)
 
+    async def remove(self, run: RunRecord) -> None:
+        """Have the trainer forget it. Raises TrainerDead."""
+        async with self._turns.turn(run.model_id), self._living():
+            await self._trainer.remove_policy(run.model_id)
+            self._present.discard(run.model_id)
+
     @asynccontextmanager
     async def _living(self) -> AsyncIterator[None]:
         """Raises TrainerDead in the place of whatever fails because of that."""

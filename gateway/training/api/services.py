@@ -19,7 +19,7 @@ from gateway.training.sampling import Samples
 from gateway.training.settings import TrainingSettings
 from gateway.training.trainees import Trainees
 from wire.events import Scope
-from wire.outcomes import NotFound
+from wire.outcomes import InvalidRequest, NotFound
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,14 @@ def own_session(request: web.Request, asker: Caller, session_id: str) -> Session
     session = services(request).journal.session(session_id)
     if session is None or not asker.reaches(session.tenant):
         raise NotFound(f"there is no session {session_id[:80]!a}", field="session_id")
+    return session
+
+
+def open_session(request: web.Request, asker: Caller, session_id: str) -> SessionRecord:
+    """The same, if it takes operations still. Raises InvalidRequest too."""
+    session = own_session(request, asker, session_id)
+    if session.finished:
+        raise InvalidRequest(f"the session {session_id} is finished ({session.finished})", field="session_id")
     return session
 
 

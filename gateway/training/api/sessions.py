@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -20,6 +20,14 @@ _MAX_BODY_BYTES = 1 << 20
 
 class _Heartbeat(msgspec.Struct, frozen=True):
     session_id: str
+
+
+class _Reason(msgspec.Struct, frozen=True):
+    type: Literal["success", "errored", "interrupted"]
+
+
+class _Finish(msgspec.Struct, frozen=True):
+    reason: _Reason
 
 
 def answer(document: Any) -> web.Response:
@@ -62,6 +70,18 @@ async def session_heartbeat(request: web.Request) -> web.Response:
     asker = caller(request, Scope.INVOKE)
     own_session(request, asker, decode(await read_bytes(request, _MAX_BODY_BYTES), _Heartbeat).session_id)
     return answer({"type": "session_heartbeat"})
+
+
+@routes.post("/api/v1/sessions/{session_id}/finish")
+async def finish_session(request: web.Request) -> web.Response:
+    """The client is done: its runs end, and what they saved stays."""
+    asker = caller(request, Scope.INVOKE)
+    session = own_session(request, asker, request.match_info["session_id"])
+    asked = decode(await read_bytes(request, _MAX_BODY_BYTES), _Finish)
+    shared = services(request)
+    for run in await shared.journal.finish(session.session_id, asked.reason.type):
+        shared.lines.end(run.model_id)
+    return answer({"type": "finish_session"})
 
 
 @routes.get("/api/v1/get_server_capabilities")

@@ -32,7 +32,7 @@ from wire.outcomes import InvalidRequest, NoHealthyNode
 from wire.trainer import Adam
 
 from . import bodies
-from .services import caller, own_run, own_session, services
+from .services import caller, open_session, own_run, services
 from .sessions import answer, words
 
 routes = web.RouteTableDef()
@@ -56,7 +56,7 @@ async def create_model(request: web.Request) -> web.Response:
     """Begin a run: a new adapter."""
     asker = caller(request, Scope.PUBLISH)
     new = bodies.decode(await _body(request), bodies.NewRun)
-    session = own_session(request, asker, new.session_id)
+    session = open_session(request, asker, new.session_id)
     settings = services(request).settings
     if new.base_model != settings.base:
         raise InvalidRequest(
@@ -96,7 +96,7 @@ async def load_weights(request: web.Request) -> web.Response:
     if given.session_id is None:
         return await _ordered(request, body, bodies.LoadWeights, _load)
     asker = caller(request, Scope.PUBLISH)
-    session = own_session(request, asker, given.session_id)
+    session = open_session(request, asker, given.session_id)
     if given.model_seq_id is None:
         raise InvalidRequest("model_seq_id is missing", field="model_seq_id")
     _check_optimizer(given.optimizer_config)
@@ -166,7 +166,7 @@ async def forward_backward(request: web.Request) -> web.Response:
     if request.content_type != _PROTOBUF:
         return await _ordered(request, await _body(request), bodies.Training, _forward_backward)
     addressed = open_protobuf(await _body(request))
-    run = own_run(request, caller(request, Scope.PUBLISH), addressed.model_id)
+    run = _open_run(request, addressed.model_id)
     return await _accepted(request, run, addressed.seq_id, _or_refused(read_protobuf, addressed.message))
 
 
@@ -256,8 +256,16 @@ def _ttl(seconds: int | None) -> int:
 async def _ordered(request: web.Request, body: bytes, kind: type[T], make: Callable[[T], TrainingAsk]) -> web.Response:
     """Take an operation of a run. One that is malformed has its place in the order, and fails there."""
     addressed = bodies.decode(body, _Addressed)
-    run = own_run(request, caller(request, Scope.PUBLISH), addressed.model_id)
+    run = _open_run(request, addressed.model_id)
     return await _accepted(request, run, addressed.seq_id, _or_refused(lambda: make(bodies.decode(body, kind))))
+
+
+def _open_run(request: web.Request, model_id: str) -> RunRecord:
+    """A run that the caller may train. Raises NotFound, and InvalidRequest for one whose session is finished."""
+    asker = caller(request, Scope.PUBLISH)
+    run = own_run(request, asker, model_id)
+    open_session(request, asker, run.session_id)
+    return run
 
 
 def _or_refused(make: Callable[..., TrainingAsk], *arguments: Any) -> TrainingAsk:

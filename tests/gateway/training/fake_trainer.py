@@ -72,6 +72,7 @@ class FakeTrainer:
         self.ready = True
         self.dead = False
         self.log: list[tuple[str, str, int]] = []
+        self.removed: list[str] = []
         self._folder = folder / "snapshots"
         self._every = snapshot_every
         self._states: dict[str, State] = {}
@@ -157,6 +158,8 @@ class FakeTrainer:
 
     async def remove_policy(self, policy: str) -> None:
         self._states.pop(policy, None)
+        (self._folder / policy).unlink(missing_ok=True)
+        self.removed.append(policy)
 
     async def memory(self) -> MemoryReport:
         return MemoryReport(policies={}, base=0, scratch=0)

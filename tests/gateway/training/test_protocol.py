@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.fleet_states import BASE
+from tests.gateway.mesh import until
 from tests.gateway.stub_engine import refuse
 from wire.events import Scope
 
@@ -334,6 +335,25 @@ async def test_checkpoints_have_names_of_their_own_and_may_expire(rig: Rig) -> N
     assert not folder.exists()
     assert rig.mesh.catalog.view.retained(policy) == []
     assert (await rig.ask("weights_info", {"tinker_path": saved["path"]})).status == 404
+
+
+async def test_a_finished_session_s_runs_end_when_their_operations_are_done(rig: Rig) -> None:
+    session = await rig.session()
+    run, idle = await rig.run(session), await rig.run(session, 1)
+    saved = await rig.result(await rig.ask("save_weights", {"model_id": idle, "seq_id": 1, "path": "a"}))
+    rig.trainer.seconds[run] = 0.2
+    late = await rig.train(run, 1)
+    finish = {"reason": {"type": "success"}, "detail": None}
+    assert (await rig.ask(f"sessions/{session}/finish", finish)).status == 200
+    assert "metrics" in await rig.result(late)
+    await until(lambda: set(rig.trainer.removed) == {run, idle})
+    for told in (await rig.train(run, 2), await rig.ask(f"sessions/{session}/finish", {"reason": {"type": "what"}})):
+        assert told.status == 400
+    assert "finished (success)" in (await rig.train(run, 2)).json["error"]
+    assert list(rig.service.journal.changes(run, 0)) == []
+    # what was saved outlives the run
+    body = {"session_id": await rig.session(), "model_seq_id": 0, "path": saved["path"], "optimizer": True}
+    assert "model_id" in await rig.result(await rig.ask("load_weights", body))
 
 
 async def test_results_are_dropped_in_time_and_operations_stay_known(rig: Rig) -> None:

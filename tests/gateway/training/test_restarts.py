@@ -94,6 +94,18 @@ async def test_what_the_trainer_has_on_disk_is_kept_no_longer(rig: Rig) -> None:
     assert [number for number, _ in rig.service.journal.changes(run, 0)] == [4, 5]
 
 
+async def test_runs_that_were_to_end_end_in_the_next_life(rig: Rig) -> None:
+    session = await rig.session()
+    run = await rig.run(session)
+    rig.trainer.seconds[run] = 0.5
+    late = await rig.train(run, 1)
+    await rig.ask(f"sessions/{session}/finish", {"reason": {"type": "errored"}})
+    await rig.crash()
+    await rig.restart()
+    assert "metrics" in await rig.result(late)
+    await until(lambda: rig.trainer.removed == [run])
+
+
 async def test_a_dead_trainer_fails_nothing_that_was_acknowledged(rig: Rig) -> None:
     run = await rig.run(await rig.session())
     await rig.result(await rig.train(run, 1))

@@ -138,4 +138,6 @@ except Exception as error:
     seen["refused"] = str(error)
 # and goes on
 stepped(resumed)
+if hasattr(service, "close"):
+    service.close("success").result()
 print(json.dumps(seen), flush=True)
