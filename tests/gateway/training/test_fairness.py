@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.training.fairness import Shares, Turns
 
+from .rig import Rig
+
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.floats(0.01, 5.0), min_size=2))
 def test_whoever_always_wants_gets_the_same_time(cost: dict[str, float]) -> None:
@@ -128,3 +130,18 @@ async def test_one_who_is_cancelled_just_as_his_turn_comes_passes_it_on() -> Non
     await holder
     unlucky.cancel()
     assert await asyncio.wait_for(behind, 5) == "behind"
+
+
+async def test_two_runs_share_the_trainer_by_its_time(rig: Rig) -> None:
+    """Ten short operations go to each long one, as long as both runs have something to do."""
+    session = await rig.session()
+    long, short = await rig.run(session, 0), await rig.run(session, 1)
+    rig.trainer.seconds |= {long: 0.3, short: 0.03}
+    asked = [await rig.step(long, seq) for seq in range(1, 5)]
+    asked += [await rig.step(short, seq) for seq in range(1, 21)]
+    for accepted in asked:
+        await rig.result(accepted)
+    order = [policy for policy, _, _ in rig.trainer.log]
+    third = [place for place, policy in enumerate(order) if policy == long][2]
+    assert order[:third].count(short) >= 4
+    assert [number for policy, _, number in rig.trainer.log if policy == short] == list(range(1, 21))

@@ -151,14 +151,14 @@ async def ask(rig: Rig, path: str, body: Any, *, done: int = 200) -> Any:
             await asyncio.sleep(0.02)
 
 
-async def train_and_publish(rig: Rig) -> list[Any]:
+async def train_and_publish(rig: Rig, turns: int) -> list[Any]:
     """The results of a run that trains, saves and publishes, all of them asked for as an SDK does."""
     session = (await ask(rig, "create_session", {}))["session_id"]
     body = {"session_id": session, "model_seq_id": 0, "base_model": BASE, "lora_config": {"rank": 4, "seed": 1}}
     made = await ask(rig, "create_model", body)
     run = made["model_id"]
     results = []
-    for turn in range(16):
+    for turn in range(turns):
         seq = turn * 4
         data = {"data": [datum((turn, 2), (turn + 1, 3))], "loss_fn": "cross_entropy"}
         adam = {"learning_rate": 0.1, "beta1": 0.5}
@@ -177,22 +177,23 @@ async def train_and_publish(rig: Rig) -> list[Any]:
     return results
 
 
-@pytest.mark.timeout(280)
-async def test_kills_at_random_points_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("count", [4, pytest.param(50, marks=pytest.mark.soak)])
+async def test_kills_at_random_points_lose_nothing_and_do_nothing_twice(tmp_path: Path, count: int) -> None:
     """Results and revisions are those of a life without them."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     async with Rig(tmp_path / "a") as calm:
-        expected = await train_and_publish(calm)
+        expected = await train_and_publish(calm, 4 * count)
         digests = published(calm)
     async with Rig(tmp_path / "b") as rig:
         await rig.end()
         process = Process(rig)
         await process.start()
-        training = asyncio.create_task(train_and_publish(rig))
+        training = asyncio.create_task(train_and_publish(rig, 4 * count))
         chance = random.Random(6)
         kills = 0
-        while kills < 4 and not training.done():
+        while kills < count and not training.done():
             await asyncio.sleep(chance.uniform(0.05, 0.4))
             await process.kill()
             kills += 1
@@ -201,7 +202,7 @@ async def test_kills_at_random_points_lose_nothing_and_do_nothing_twice(tmp_path
             assert await training == expected
         finally:
             await process.kill()
-        assert kills == 4
+        assert kills == count
         assert published(rig) == digests
 
 
