@@ -17,7 +17,7 @@ from .accesslog import AccessLog, write_to
 from .auth import Authenticator, check_exposure
 from .bounds import GenerationBounds
 from .catalog_source import CatalogSource
-from .control import Services, make_control
+from .control import Services, TrainingService, make_control
 from .dataplane import DATA_ROUTES, ROUTES, DataPlane, Timeouts
 from .fleet import Fleet
 from .holdings import InUseReports
@@ -73,6 +73,7 @@ class Gateway:
         self._upstream = UpstreamPool()
         self._access_log = AccessLog(write_to(sys.stdout.fileno()), loop) if settings.access_log else None
         self._server: Server | None = None
+        self._training = TrainingService(settings.training) if settings.training else None
         self._scans, self._lookups = Workers(_SCANS, "scan"), Workers(_LOOKUPS, "lookup")
         reports = InUseReports(self._registrar, self.nodes, self._scans, gateway=settings.name)
         self._tasks = (loop.create_task(reports.run()), loop.create_task(self._members.run()))
@@ -101,6 +102,8 @@ class Gateway:
             await self._server.close(drain_s)
         for task in self._tasks:
             task.cancel()
+        if self._training is not None:
+            await self._training.close()
         self._leases.close()
         self._upstream.close()
         self._fleet.close()
@@ -150,6 +153,7 @@ class Gateway:
                 lookups=self._lookups,
             ),
             data_paths=ROUTES,
+            training=self._training,
         )
         limits = HttpLimits(
             max_body_bytes=settings.max_body_bytes,

@@ -34,7 +34,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     A policy gets one copy more for each ``replica_leases`` that it has on average, and one less every
     ``replica_cooldown_s`` while it has fewer; ``placed_excess`` and ``spill_excess`` are how much more than its share a
     node may have. With ``prefix_bytes`` requests that begin with the same so many go to the same of several copies.
-    ``access_log`` writes a JSON line a request to standard output.
+    ``access_log`` writes a JSON line a request to standard output. ``training`` is the socket file of the training
+    service, if there is one.
     """
 
     name: str
@@ -66,4 +67,5 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     placed_excess: float = PLACED_EXCESS
     spill_excess: float = SPILL_EXCESS
     prefix_bytes: int = 0
+    training: str = ""
     curve: CurveSettings | None = None

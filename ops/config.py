@@ -15,6 +15,7 @@ from typing import Any, get_origin
 import msgspec
 
 from backends.interface import EngineSettings
+from backends.trainer import TrainerSettings
 from catalog.artifacts import StoreLocation, check_location
 from catalog.inputs import ALL_TENANTS
 from catalog.names import check_base, check_part
@@ -131,6 +132,37 @@ class NodeConfig(Section, frozen=True):
     lost_lease_hold_s: float = 60.0
 
 
+class TrainerConfig(TrainerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the base is trained. Without a ``model_path`` it is loaded from where an engine of the base loads it."""
+
+    name: str = "trainer"
+    model_path: str = ""
+
+
+class TrainingConfig(Section, frozen=True):
+    """The training service and its trainer; without a ``base`` there are none. Sizes in bytes, times in seconds.
+
+    ``tenant`` is whose policies are trained by keys that reach all tenants. ``tokenizer`` is what clients are told to
+    load. See ``gateway.training.settings`` for the rest.
+    """
+
+    base: str = ""
+    trainer: TrainerConfig = TrainerConfig()
+    tenant: str = "default"
+    tokenizer: str = ""
+    alpha: float = 32.0
+    revision_dtype: str = "BF16"
+    map_bytes: int = 1 << 38
+    max_body_bytes: int = 64 << 20
+    max_pending_bytes: int = 1 << 30
+    max_pending_samples: int = 4096
+    samples_at_once: int = 256
+    sample_timeout_s: float = 600.0
+    poll_s: float = 25.0
+    gap_s: float = 300.0
+    keep_results_s: float = 86400.0
+
+
 class RoostConfig(Section, frozen=True):
     """A deployment on one host. Everything that it writes is under ``state_dir``, but for artifacts with a ``store``.
 
@@ -145,6 +177,7 @@ class RoostConfig(Section, frozen=True):
     registrar: RegistrarConfig = RegistrarConfig()
     gateway: GatewayConfig = GatewayConfig()
     node: NodeConfig = NodeConfig()
+    training: TrainingConfig = TrainingConfig()
 
     @property
     def location(self) -> StoreLocation:
@@ -212,10 +245,12 @@ def _anchored(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     node = tree.get("node")
     engines = node.get("engines") if isinstance(node, dict) else None
     listed = engines if isinstance(engines, list) else []
+    training = tree.get("training")
+    trainer = training.get("trainer") if isinstance(training, dict) else None
     for table, name in (
         (tree, "state_dir"),
         (tree.get("gateway"), "nodes_file"),
-        *((engine, "model_path") for engine in listed),
+        *((engine, "model_path") for engine in (*listed, trainer)),
     ):
         value = table.get(name) if isinstance(table, dict) else None
         if isinstance(value, str) and value:
@@ -254,6 +289,7 @@ def _check_meaning(config: RoostConfig) -> None:
         names.add(engine.name)
     if node.disk_bytes < 0:
         raise _invalid("node.disk_bytes", f"expected bytes, or 0 for no copies on disk, got {node.disk_bytes}")
+    _check_training(config)
     for path, count in _positive_numbers(config):
         if count <= 0:
             raise _invalid(path, f"expected a positive number, got {count}")
@@ -278,6 +314,24 @@ def _check_fleet(config: RoostConfig) -> None:
             check_part(tenant, f"gateway.quotas.{tenant}")
 
 
+def _check_training(config: RoostConfig) -> None:
+    training = config.training
+    if not training.base:
+        return
+    check_base(training.base, "training.base")
+    check_part(training.tenant, "training.tenant")
+    if training.revision_dtype not in ("BF16", "F32"):
+        raise _invalid("training.revision_dtype", f"expected BF16 or F32, got {training.revision_dtype!r}")
+    if not base_path(config):
+        raise _invalid("training.trainer.model_path", f"is missing: no engine loads {training.base} from a folder")
+
+
+def base_path(config: RoostConfig) -> str:
+    """Where the trainer loads its base from; empty where nothing says so."""
+    paths = (engine.model_path for engine in config.node.engines if engine.base == config.training.base)
+    return config.training.trainer.model_path or next(filter(None, paths), "")
+
+
 def _check_engine(engine: EngineConfig, path: str) -> None:
     check_base(engine.base, f"{path}.base")
     if engine.name:
@@ -297,7 +351,7 @@ def _check_engine(engine: EngineConfig, path: str) -> None:
 def _positive_numbers(config: RoostConfig) -> list[tuple[str, float]]:
     """Every number that makes no sense at zero or below."""
     numbers: list[tuple[str, float]] = []
-    for section in ("registrar", "gateway", "node"):
+    for section in ("registrar", "gateway", "node", "training"):
         table = getattr(config, section)
         for field in msgspec.structs.fields(table):
             value = getattr(table, field.name)

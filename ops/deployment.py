@@ -8,16 +8,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from backends.interface import EngineSettings
+from backends.trainer import TrainerSettings
 from catalog.settings import CurveSettings, RegistrarSettings
 from gateway.settings import GatewaySettings, NodeAddress
+from gateway.training.settings import TrainingSettings
 from sidecar.settings import SidecarSettings
 from wire.curve import make_keys
 from wire.outcomes import InvalidRequest
 
-from .config import GatewayConfig, NodeConfig, RoostConfig, Section
+from .config import GatewayConfig, NodeConfig, RoostConfig, Section, base_path
 from .layout import Layout, absolute, write_private
 
-REGISTRAR, SIDECAR, GATEWAY = "registrar", "sidecar", "gateway"
+REGISTRAR, SIDECAR, GATEWAY, TRAINING = "registrar", "sidecar", "gateway", "training"
+# those with CURVE keys of their own: the training service is the gateway's other half, and has the gateway's
 PROCESSES = (REGISTRAR, SIDECAR, GATEWAY)
 
 
@@ -118,10 +121,46 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
             registrar_endpoint=registrar_endpoint,
             nodes=(node, *config.gateway.nodes),
             nodes_file=str(absolute(config.gateway.nodes_file) if config.gateway.nodes_file else layout.nodes_file),
+            training=layout.socket_file(TRAINING) if config.training.base else "",
             curve=_curve(GATEWAY, keys),
             **_tuning(config.gateway, leave_out={"nodes", "nodes_file"}),
         ),
     )
+
+
+def derive_training(config: RoostConfig, layout: Layout) -> TrainingSettings | None:
+    """What the training service is told, where there is to be one."""
+    training = config.training
+    if not training.base:
+        return None
+    deployment = derive(without_engines(config), layout, {})
+    path = str(absolute(base_path(config)))
+    fields = {field.name: getattr(training.trainer, field.name) for field in msgspec.structs.fields(TrainerSettings)}
+    anonymous = config.gateway.anonymous
+    tuning = _tuning(training, leave_out={"trainer", "tokenizer"})
+    return TrainingSettings(
+        trainer=TrainerSettings(**(fields | {"model_path": path})),
+        # only clients of this host are anonymous: they can read the base's own files
+        tokenizer=training.tokenizer or (path if anonymous else ""),
+        socket=layout.socket_file(TRAINING),
+        gateway_url=gateway_url(config.gateway),
+        key_file="" if anonymous else str(layout.training_key),
+        anonymous=anonymous,
+        catalog_dir=deployment.gateway.catalog_dir,
+        store_dir=deployment.gateway.store_dir,
+        store=deployment.gateway.store,
+        registrar_endpoint=deployment.gateway.registrar_endpoint,
+        state_dir=str(layout.training),
+        log_dir=str(layout.logs),
+        curve=deployment.gateway.curve,
+        **tuning,
+    )
+
+
+def without_engines(config: RoostConfig) -> RoostConfig:
+    """What is known before the catalog says which bases there are."""
+    node: NodeConfig = msgspec.structs.replace(config.node, engines=())
+    return msgspec.structs.replace(config, node=node)
 
 
 def gateway_url(gateway: GatewayConfig) -> str:

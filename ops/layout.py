@@ -62,6 +62,16 @@ class Layout:
         return self.keys / "admin.key"
 
     @property
+    def training_key(self) -> Path:
+        """With which the training service asks the gateway for samples."""
+        return self.keys / "training.key"
+
+    @property
+    def training(self) -> Path:
+        """The training service's journal and checkpoints, and its trainer's snapshots."""
+        return self.root / "training"
+
+    @property
     def state_file(self) -> Path:
         return self.run / "supervisor.json"
 
@@ -110,7 +120,10 @@ class Layout:
 
     def socket(self, name: str) -> str:
         """The ``ipc://`` endpoint of a socket file."""
-        return f"ipc://{self.sockets / name}.sock"
+        return f"ipc://{self.socket_file(name)}"
+
+    def socket_file(self, name: str) -> str:
+        return f"{self.sockets / name}.sock"
 
 
 def _make(folder: Path) -> None:

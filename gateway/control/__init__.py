@@ -2,5 +2,6 @@
 
 from .app import make_control
 from .services import Services
+from .training import TrainingService
 
-__all__ = ["Services", "make_control"]
+__all__ = ["Services", "TrainingService", "make_control"]

@@ -28,6 +28,8 @@ from . import (
 )
 from .requests import caller
 from .services import SERVICES, Services
+from .training import PATH as TRAINING_PATH
+from .training import TrainingService
 
 PARTS = (
     health, models, status, nodes, bases, policies, where, artifacts, channels, retention, keys, position, openapi,
@@ -38,8 +40,13 @@ _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_control(shared: Services, *, data_paths: Iterable[str] = ()) -> web.Application:
-    """The application of everything that is no data route. ``data_paths`` are known here to take POST alone."""
+def make_control(
+    shared: Services, *, data_paths: Iterable[str] = (), training: TrainingService | None = None
+) -> web.Application:
+    """The application of everything that is no data route. ``data_paths`` are known here to take POST alone.
+
+    ``training`` gets the requests of the training API, which without it is not there.
+    """
     app = web.Application(middlewares=[_tell_errors])
     app[SERVICES] = shared
     for part in PARTS:
@@ -48,6 +55,8 @@ def make_control(shared: Services, *, data_paths: Iterable[str] = ()) -> web.App
     app[openapi.ENCODED] = msgspec.json.encode(openapi.document(app))
     for path in data_paths:
         app.router.add_route("*", path, _only_post)
+    if training is not None:
+        app.router.add_route("*", TRAINING_PATH, training.pass_on)
     return app
 
 

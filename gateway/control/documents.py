@@ -93,31 +93,6 @@ class PolicyPage(Document, frozen=True):
     after: str
 
 
-class PolicyWithRevisions(PolicyDocument, frozen=True):
-    """``after`` is where the next page of revisions begins."""
-
-    revisions: list[RevisionDocument]
-    has_more: bool
-    after: int
-
-    @classmethod
-    def told(cls, record: PolicyRecord, revisions: list[RevisionRecord], after: int) -> PolicyWithRevisions:
-        policy = {name: getattr(record, name) for name in PolicyDocument.__struct_fields__}
-        told = [RevisionDocument.told(row) for row in revisions]
-        return cls(**policy, revisions=told, has_more=bool(after), after=after)
-
-
-class HistoryDocument(Document, frozen=True):
-    """Newest first, under whatever name the policy had then. ``actor`` is the key or host user that asked.
-
-    ``after`` is where the next page begins.
-    """
-
-    events: list[Event]
-    has_more: bool
-    after: int
-
-
 class TrainingDocument(Document, frozen=True):
     """A training checkpoint or a rollout that the policy keeps hold of."""
 
@@ -133,6 +108,34 @@ class TrainingDocument(Document, frozen=True):
     def told(cls, retained: RetainedRecord) -> TrainingDocument:
         fields = {name: getattr(retained.record, name) for name in retained.record.__struct_fields__}
         return cls(**fields, actor=retained.actor, retained_ms=retained.retained_ms)
+
+
+class PolicyWithRevisions(PolicyDocument, frozen=True):
+    """``after`` is where the next page of revisions begins; ``checkpoints`` are the newest that a trainer restores."""
+
+    revisions: list[RevisionDocument]
+    has_more: bool
+    after: int
+    checkpoints: list[TrainingDocument]
+
+    @classmethod
+    def told(
+        cls, record: PolicyRecord, revisions: list[RevisionRecord], after: int, checkpoints: list[TrainingDocument]
+    ) -> PolicyWithRevisions:
+        policy = {name: getattr(record, name) for name in PolicyDocument.__struct_fields__}
+        told = [RevisionDocument.told(row) for row in revisions]
+        return cls(**policy, revisions=told, has_more=bool(after), after=after, checkpoints=checkpoints)
+
+
+class HistoryDocument(Document, frozen=True):
+    """Newest first, under whatever name the policy had then. ``actor`` is the key or host user that asked.
+
+    ``after`` is where the next page begins.
+    """
+
+    events: list[Event]
+    has_more: bool
+    after: int
 
 
 class TrainingList(Document, frozen=True):

@@ -8,13 +8,20 @@ from catalog.inputs import check_label
 from catalog.names import check_base, check_policy
 from catalog.records import RevisionRecord
 from gateway.auth import ALL_TENANTS
-from wire.events import Scope
+from wire.events import RecordKind, Scope
 from wire.outcomes import InvalidRequest
 from wire.registrar import ChangeLabels, CreatePolicy, DropForward, RenamePolicy, RestorePolicy, RetirePolicy
 
 from .bodies import Labels, NewName, NewPolicy, Versioned
 from .described import AFTER, LIMIT, Description, Query, described
-from .documents import CommittedDocument, HistoryDocument, PolicyDocument, PolicyPage, PolicyWithRevisions
+from .documents import (
+    CommittedDocument,
+    HistoryDocument,
+    PolicyDocument,
+    PolicyPage,
+    PolicyWithRevisions,
+    TrainingDocument,
+)
 from .requests import (
     EXPECTED_VERSION,
     POLICY,
@@ -32,6 +39,8 @@ from .requests import (
 from .services import services
 
 routes = web.RouteTableDef()
+
+_SHOWN_CHECKPOINTS = 20
 
 _SEARCH = (
     Query("prefix", "Only names that begin with this."),
@@ -78,10 +87,14 @@ async def list_policies(request: web.Request) -> web.Response:
 @routes.get(POLICY)
 @described(Description(PolicyWithRevisions, query=(AFTER._replace(numeric=True), LIMIT)))
 async def show_policy(request: web.Request) -> web.Response:
-    """Show a policy with a page of its revisions."""
+    """Show a policy with a page of its revisions, and its newest checkpoints."""
     record = own_policy(request)
     revisions, after = await revisions_page(request, record.policy)
-    return answer(PolicyWithRevisions.told(record, revisions, after))
+    shared = services(request)
+    retained = await shared.scans.run(shared.view.retained, record.policy)
+    checkpoints = [TrainingDocument.told(row) for row in retained if row.record.kind is RecordKind.CHECKPOINT]
+    newest = sorted(checkpoints, key=lambda told: told.retained_ms, reverse=True)[:_SHOWN_CHECKPOINTS]
+    return answer(PolicyWithRevisions.told(record, revisions, after, newest))
 
 
 @routes.get(POLICY + "/history")

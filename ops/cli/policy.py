@@ -83,6 +83,8 @@ def show(context: typer.Context, policy: Policy, as_json: AsJson = False) -> Non
     ]  # fmt: skip
     columns = ("REVISION", "DIGEST", "SIZE", "RANK", "TARGETS", "PUBLISHED", "FROM", "")
     tell_table(columns, rows, empty=f"No revision yet: `roost publish {policy} FOLDER`.")
+    for checkpoint in record["checkpoints"]:
+        tell(f"checkpoint {checkpoint['uri']}  step {checkpoint['step']}  {time_of(checkpoint['retained_ms'])}")
 
 
 @app.command("where")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -18,8 +19,17 @@ from wire.outcomes import InvalidRequest, NoHealthyNode
 from wire.registrar import AddBase, AwaitPosition, CreateKey
 from wire.sockets import Requester
 
-from ..config import NodeConfig, RoostConfig
-from ..deployment import GATEWAY, REGISTRAR, SIDECAR, derive, gateway_url
+from ..config import RoostConfig, base_path
+from ..deployment import (
+    GATEWAY,
+    REGISTRAR,
+    SIDECAR,
+    TRAINING,
+    derive,
+    derive_training,
+    gateway_url,
+    without_engines,
+)
 from ..fingerprints import fingerprint_of
 from ..layout import Layout, absolute, write_private
 from .child import ChildSpec
@@ -27,11 +37,13 @@ from .state import EngineState
 
 PROBE_TIMEOUT_S = 2.0
 COMMAND_TIMEOUT_S = 30.0
+# its trainer saves what is not saved yet
+TRAINING_GRACE_S = 30.0
 ACTOR = "roost-up"
 
 
 class Mesh:
-    """The registrar, the sidecar and the gateway of one host, as ``config`` describes them.
+    """The registrar, the sidecar, the gateway and the training service of one host, as ``config`` describes them.
 
     Made on an event loop; ``note`` gets a sentence for each longer piece of work.
     """
@@ -42,7 +54,7 @@ class Mesh:
         self._note = note
         self.url = gateway_url(config.gateway)
         # the bases' fingerprints are known only once the registrar runs; the registrar's own settings need none
-        self._deployment = derive(_without_engines(config), layout, {})
+        self._deployment = derive(without_engines(config), layout, {})
         self._curve = self._deployment.gateway.curve
         self._registrar = RegistrarClient(self._deployment.registrar.endpoint, curve=self._curve)
         self._node: Requester[AskOfNode, AnswerOfNode] | None = None
@@ -56,6 +68,13 @@ class Mesh:
         self._deployment = derive(self._config, self._layout, fingerprints)
         yield self._spec(SIDECAR, "sidecar", self._deployment.sidecar, self._sidecar_answers)
         yield self._spec(GATEWAY, "gateway", self._deployment.gateway, self._gateway_answers, grace_s=10.0)
+        training = derive_training(self._config, self._layout)
+        if training is not None:
+            if training.key_file:
+                await self._ensure_key(self._layout.training_key, (Scope.INVOKE,), "the training service's")
+            yield self._spec(
+                TRAINING, "gateway.training", training, lambda: _answers(training.socket), grace_s=TRAINING_GRACE_S
+            )
 
     async def engines(self) -> tuple[EngineState, ...]:
         """The engines as the sidecar sees them. Raises RoostError where it does not answer."""
@@ -78,20 +97,24 @@ class Mesh:
         for index, engine in enumerate(self._config.node.engines):
             if engine.base in fingerprints:
                 continue
-            if not engine.model_path:
+            if engine.model_path:
+                fingerprints[engine.base] = await self._register(engine.base, engine.model_path)
+            else:
                 fingerprints[engine.base] = self._known_fingerprint(engine.base, f"node.engines[{index}].base")
-                continue
-            self._note(f"reading the weights of {engine.base}")
-            path = absolute(engine.model_path)
-            found = await asyncio.to_thread(fingerprint_of, path, self._layout.run / "fingerprints.json")
-            fingerprints[engine.base] = found.value
-            if self._registered(engine.base, found.value, str(path), found.config):
-                continue
-            command = AddBase(
-                actor=ACTOR, name=engine.base, fingerprint=found.value, path=str(path), config=found.config
-            )
-            await self._registrar.run(command, timeout_s=COMMAND_TIMEOUT_S)
+        trained = self._config.training.base
+        if trained and trained not in fingerprints:
+            await self._register(trained, base_path(self._config))
         return fingerprints
+
+    async def _register(self, base: str, model_path: str) -> str:
+        """The fingerprint of a base, which the catalog knows from now on."""
+        self._note(f"reading the weights of {base}")
+        path = absolute(model_path)
+        found = await asyncio.to_thread(fingerprint_of, path, self._layout.run / "fingerprints.json")
+        if not self._registered(base, found.value, str(path), found.config):
+            command = AddBase(actor=ACTOR, name=base, fingerprint=found.value, path=str(path), config=found.config)
+            await self._registrar.run(command, timeout_s=COMMAND_TIMEOUT_S)
+        return found.value
 
     def _registered(self, name: str, fingerprint: str, path: str, config: bytes) -> bool:
         """Whether the catalog has the base as it is: a start must not need a journal that may be away."""
@@ -124,23 +147,27 @@ class Mesh:
             first_start = not view.keys(limit=1).keys
         finally:
             view.close()
-        if not first_start:
-            return
-        path = self._layout.admin_key
-        if not path.exists():
-            write_private(path, make_secret().encode() + b"\n")
-        secret = path.read_text().strip()
-        await self._registrar.run(
-            CreateKey(
+        if first_start:
+            await self._ensure_key(self._layout.admin_key, (Scope.ADMIN,), "made by roost up")
+
+    async def _ensure_key(self, path: Path, scopes: tuple[Scope, ...], label: str) -> None:
+        """The key in ``path``, for all tenants, is in the catalog; it is made where there is none."""
+        secret = _secret_in(path)
+        view = CatalogView.open(self._layout.catalog)
+        try:
+            known = view.key(hash_secret(secret))
+        finally:
+            view.close()
+        if known is None:
+            command = CreateKey(
                 actor=ACTOR,
                 key_id=key_id(secret),
                 key_hash=hash_secret(secret),
                 tenant=ALL_TENANTS,
-                scopes=(Scope.ADMIN,),
-                label="made by roost up",
-            ),
-            timeout_s=COMMAND_TIMEOUT_S,
-        )
+                scopes=scopes,
+                label=label,
+            )
+            await self._registrar.run(command, timeout_s=COMMAND_TIMEOUT_S)
 
     async def _registrar_answers(self) -> None:
         # whatever the journal begins with: what a snapshot stands for is not in it
@@ -161,13 +188,7 @@ class Mesh:
         return answer
 
     async def _gateway_answers(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
-        try:
-            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{self.url}/healthz") as answer:
-                if answer.status != 200:
-                    raise NoHealthyNode(f"the gateway's health is {answer.status}")
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise NoHealthyNode(f"the gateway does not answer: {error}") from error
+        await _probe("gateway", f"{self.url}/healthz")
 
     def _spec(
         self,
@@ -185,6 +206,26 @@ class Mesh:
         )
 
 
-def _without_engines(config: RoostConfig) -> RoostConfig:
-    node: NodeConfig = msgspec.structs.replace(config.node, engines=())
-    return msgspec.structs.replace(config, node=node)
+def _secret_in(path: Path) -> str:
+    """The secret that lies there; a new one where there is none."""
+    if not path.exists():
+        write_private(path, make_secret().encode() + b"\n")
+    return path.read_text().strip()
+
+
+async def _answers(socket: str) -> None:
+    await _probe("training service", "http://training/api/v1/healthz", aiohttp.UnixConnector(socket))
+
+
+async def _probe(name: str, url: str, connector: aiohttp.BaseConnector | None = None) -> None:
+    """Raises NoHealthyNode unless it answers that it is well."""
+    timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
+            session.get(url) as answer,
+        ):
+            if answer.status != 200:
+                raise NoHealthyNode(f"the {name}'s health is {answer.status}")
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise NoHealthyNode(f"the {name} does not answer: {error}") from error

@@ -340,9 +340,11 @@ def test_where_answers_the_four_questions(roost: Roost, tmp_path: Path) -> None:
 
 
 def test_show_tells_labels_former_names_and_what_is_kept(roost: Roost, tmp_path: Path) -> None:
-    answer = POLICY | {"revisions": [], "has_more": False}
+    checkpoint = {"uri": "tinker://s:train:0/weights/a", "step": 40, "retained_ms": 0}
+    answer = POLICY | {"revisions": [], "has_more": False, "checkpoints": [checkpoint]}
     with stub_gateway({"GET /roost/v1/policies/acme/support": (200, answer)}) as gateway:
         done = roost("policy", "show", "acme/support", cwd=tmp_path, url=gateway.url)
+    assert "checkpoint tinker://s:train:0/weights/a  step 40" in done.stdout
     for line in ("labels: team=search", "former names: acme/help", "keeps: the last 5"):
         assert line in done.stdout.splitlines()
 

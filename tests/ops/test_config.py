@@ -5,8 +5,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from backends.trainer import TrainerSettings
 from gateway.settings import GatewaySettings
-from ops.config import EngineConfig, GatewayConfig, NodeConfig, RegistrarConfig, check, load, show, with_engines
+from gateway.training.settings import TrainingSettings
+from ops.config import (
+    EngineConfig,
+    GatewayConfig,
+    NodeConfig,
+    RegistrarConfig,
+    TrainerConfig,
+    TrainingConfig,
+    check,
+    load,
+    show,
+    with_engines,
+)
 from ops.deployment import derive, engine_settings
 from ops.layout import Layout
 from sidecar.settings import SidecarSettings
@@ -159,6 +172,7 @@ def test_defaults_are_those_of_the_processes(tmp_path: Path) -> None:
         (RegistrarConfig, type(deployment.registrar)),
         (NodeConfig, SidecarSettings),
         (GatewayConfig, GatewaySettings),
+        (TrainingConfig, TrainingSettings),
     ):
         theirs = {field.name: field.default for field in msgspec.structs.fields(settings)}
         for field in msgspec.structs.fields(table):
@@ -170,9 +184,15 @@ def test_every_tuning_of_a_process_can_be_configured() -> None:
     """What a process may be told has a place in roost.toml, or follows from it."""
     derived = {
         "catalog_dir", "store_dir", "run_dir", "log_dir", "registrar_endpoint", "registrar_feed", "nodes", "node",
-        "curve", "store", "disk_dir",
+        "curve", "store", "disk_dir", "training", "socket", "gateway_url", "key_file", "state_dir",
     }  # fmt: skip
-    for table, settings in ((NodeConfig, SidecarSettings), (GatewayConfig, GatewaySettings)):
+    for table, settings, follows in (
+        (NodeConfig, SidecarSettings, set()),
+        (GatewayConfig, GatewaySettings, set()),
+        # the gateway's
+        (TrainingConfig, TrainingSettings, {"anonymous"}),
+        (TrainerConfig, TrainerSettings, set()),
+    ):
         offered = {field.name for field in msgspec.structs.fields(table)}
         needed = {field.name for field in msgspec.structs.fields(settings)}
-        assert needed - derived <= offered
+        assert needed - derived - follows <= offered

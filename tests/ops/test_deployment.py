@@ -9,7 +9,7 @@ import pytest
 
 from catalog.artifacts import StoreLocation
 from ops.config import check, load
-from ops.deployment import curve_keys, derive, gateway_url
+from ops.deployment import curve_keys, derive, derive_training, gateway_url
 from ops.layout import MAX_SOCKET_PATH, Layout
 from wire.curve import make_keys
 from wire.outcomes import InvalidRequest
@@ -170,3 +170,36 @@ def test_socket_paths_fit_however_deep_the_state_folder_is(tmp_path: Path) -> No
 )
 def test_the_gateway_is_reached_from_its_own_host(host: str, url: str) -> None:
     assert gateway_url(check({"gateway": {"host": host, "port": 80}}).gateway) == url
+
+
+def test_a_trained_base_has_a_service_behind_the_gateway(tmp_path: Path) -> None:
+    layout = Layout.of(str(tmp_path))
+    engines = [{"base": "tiny", "model_path": "/models/tiny"}]
+    config = check({"node": {"engines": engines}, "training": {"base": "tiny", "trainer": {"tensor": 2}}})
+    training = derive_training(config, layout)
+    assert training is not None
+    gateway = derive(config, layout, {"tiny": "f" * 64}).gateway
+    assert training.socket == gateway.training
+    assert training.catalog_dir == gateway.catalog_dir
+    assert training.gateway_url == "http://127.0.0.1:8080"
+    assert (training.trainer.model_path, training.trainer.tensor) == ("/models/tiny", 2)
+    assert training.key_file == str(layout.training_key)
+    assert training.tokenizer == ""
+    assert derive_training(check({}), layout) is None
+
+
+@pytest.mark.parametrize(
+    ("training", "field"),
+    [
+        ({"base": "tiny"}, "training.trainer.model_path"),
+        ({"base": "a/b", "trainer": {"model_path": "m"}}, "training.base"),
+        ({"base": "tiny", "trainer": {"model_path": "m"}, "tenant": "A"}, "training.tenant"),
+        ({"base": "tiny", "trainer": {"model_path": "m"}, "revision_dtype": "FP8"}, "training.revision_dtype"),
+        ({"base": "tiny", "trainer": {"tensors": 2}}, "training.trainer.tensors"),
+        ({"poll_s": 0.0}, "training.poll_s"),
+    ],
+)
+def test_training_that_can_t_be_is_named(training: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        check({"training": training})
+    assert field in refused.value.message

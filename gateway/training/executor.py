@@ -1,0 +1,220 @@
+"""What each operation of a run does. Everything here may be done twice: what counts is resolved once."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from backends.trainer import TrainerBackend
+from packer.modules import EXPERT_PATHS, SHARED_PATHS
+from wire.outcomes import InvalidRequest, NotFound, VersionConflict
+from wire.trainer import Outputs
+
+from .journal import Effects, Journal
+from .paths import SAMPLER_WEIGHTS, WEIGHTS, SavedPath, parse_path
+from .publishing import Publisher
+from .records import RunRecord, SamplerRecord, SavedRecord
+from .trainees import Trainees, spec_of
+from .work import (
+    AnyResult,
+    Created,
+    CreateRun,
+    Load,
+    Loaded,
+    Refused,
+    ResumeRun,
+    Save,
+    Saved,
+    SavedForSampler,
+    SaveForSampler,
+    Step,
+    Stepped,
+    Train,
+    Trained,
+    TrainingAsk,
+)
+
+_MLP = {"gate", "up", "down", *SHARED_PATHS, *EXPERT_PATHS}
+
+
+class Done(NamedTuple):
+    """A result, and what is to be recorded with it."""
+
+    result: AnyResult
+    effects: Effects
+
+
+class Executor:
+    """``folder`` is where checkpoints lie and revisions are written before they are in the store."""
+
+    def __init__(
+        self, journal: Journal, trainees: Trainees, publisher: Publisher, folder: Path, *, revision_dtype: str
+    ) -> None:
+        self._journal = journal
+        self._trainees = trainees
+        self._publisher = publisher
+        self._checkpoints = folder / "checkpoints"
+        self._exports = folder / "exports"
+        self._dtype = revision_dtype
+        # what an earlier life was writing when it ended
+        shutil.rmtree(self._exports, ignore_errors=True)
+        self._exports.mkdir(parents=True, mode=0o700)
+
+    async def run(self, run: RunRecord, ask: TrainingAsk) -> Done:
+        """Do it. Raises the RoostError that it fails with; the run is then as it was."""
+        if not run.targets and not isinstance(ask, CreateRun | ResumeRun):
+            raise InvalidRequest(f"{run.model_id} could not be made: see the error of its creation", field="model_id")
+        match ask:
+            case CreateRun():
+                return await self._create(run)
+            case ResumeRun():
+                return await self._resume(run, ask)
+            case Train():
+                return await self._train(run, ask)
+            case Step():
+                return await self._step(run, ask)
+            case Save():
+                return await self._save(run, ask)
+            case Load():
+                return await self._load(run, ask)
+            case SaveForSampler():
+                return await self._save_for_sampler(run, ask)
+            case Refused():
+                raise InvalidRequest(ask.message)
+
+    async def _create(self, run: RunRecord) -> Done:
+        async with self._trainees.first_turn(run) as trainer:
+            made = await self._made(run, trainer)
+        return Done(Created(model_id=run.model_id), Effects(made))
+
+    async def _resume(self, run: RunRecord, ask: ResumeRun) -> Done:
+        folder = self.checkpoint(ask.path, run.tenant)
+        number = run.number + 1
+        async with self._trainees.first_turn(run) as trainer:
+            made = await self._made(run, trainer)
+            await trainer.load_state(run.model_id, Path(folder.folder), with_optimizer=ask.optimizer, number=number)
+        made = replace(made, number=number, step=folder.step if ask.optimizer else 0)
+        return Done(Loaded(path=ask.path, model_id=run.model_id), Effects(made, change=True))
+
+    async def _made(self, run: RunRecord, trainer: TrainerBackend) -> RunRecord:
+        """The run on the trainer and in the catalog; it writes its policy from now on."""
+        limits = await trainer.limits()
+        wanted = {True: run.mlp, False: run.attention}
+        targets = run.targets or tuple(name for name in limits.targets if wanted[name in _MLP])
+        if not targets:
+            raise InvalidRequest("lora_config: nothing is to be trained", field="lora_config")
+        made = replace(run, targets=targets)
+        await trainer.create_policy(spec_of(made))
+        await self._publisher.create(made)
+        await self._journal.claim(made.policy, made.model_id)
+        return made
+
+    async def _train(self, run: RunRecord, ask: Train) -> Done:
+        number = run.number + 1
+        async with self._trainees.turn(run) as trainer:
+            if ask.forward_only:
+                outputs = await trainer.forward(run.model_id, ask.batch)
+            else:
+                outputs = await trainer.forward_backward(run.model_id, ask.batch, number=number)
+        result = _trained(outputs)
+        if ask.forward_only:
+            return Done(result, Effects(run))
+        return Done(result, Effects(replace(run, number=number), change=True))
+
+    async def _step(self, run: RunRecord, ask: Step) -> Done:
+        number = run.number + 1
+        async with self._trainees.turn(run) as trainer:
+            stepped = await trainer.optim_step(run.model_id, ask.adam, number=number)
+        metrics = {"grad_norm:mean": stepped.grad_norm, "step:max": float(stepped.step)}
+        return Done(Stepped(metrics=metrics), Effects(replace(run, number=number, step=stepped.step), change=True))
+
+    async def _save(self, run: RunRecord, ask: Save) -> Done:
+        path = str(SavedPath(run.model_id, WEIGHTS, ask.name))
+        if not ask.overwrite and self._journal.saved(path) is not None:
+            raise InvalidRequest(f"{path} is there already: overwrite it, or choose another name", field="path")
+        folder = self._checkpoints / run.model_id / ask.name
+        async with self._trainees.turn(run) as trainer:
+            await trainer.save_state(run.model_id, folder, with_optimizer=True)
+        await self._publisher.retain(run, path)
+        saved = replace(_saved(run, path, ask.ttl_s), folder=str(folder))
+        return Done(Saved(path=path), Effects(run, saved=saved))
+
+    async def _load(self, run: RunRecord, ask: Load) -> Done:
+        saved = self.checkpoint(ask.path, run.tenant)
+        number = run.number + 1
+        async with self._trainees.turn(run) as trainer:
+            await trainer.load_state(run.model_id, Path(saved.folder), with_optimizer=ask.optimizer, number=number)
+        loaded = replace(run, number=number, step=saved.step if ask.optimizer else 0)
+        return Done(Loaded(path=ask.path, model_id=run.model_id), Effects(loaded, change=True))
+
+    async def _save_for_sampler(self, run: RunRecord, ask: SaveForSampler) -> Done:
+        writer = self._journal.writer(run.policy)
+        if writer != run.model_id:
+            raise VersionConflict(f"{run.policy} is written by {writer} since: {run.model_id} can't", field="model_id")
+        path = str(SavedPath(run.model_id, SAMPLER_WEIGHTS, ask.name)) if ask.name else ""
+        file = self._exports / secrets.token_hex(8)
+        try:
+            async with self._trainees.turn(run) as trainer:
+                facts = await trainer.export_revision(run.model_id, file, dtype=self._dtype)
+            committed = await self._publisher.publish(run, file, facts, path or f"tinker://{run.model_id}")
+        finally:
+            file.unlink(missing_ok=True)
+        revision = committed.revision
+        run = replace(run, inflight=revision) if ask.follows else run
+        saved = replace(_saved(run, path, ask.ttl_s), revision=revision) if path else None
+        sampler = None
+        if ask.sampler:
+            follows = run.model_id if ask.follows else ""
+            sampler = SamplerRecord(ask.sampler, run.tenant, run.base, run.policy, revision, follows=follows)
+        return Done(SavedForSampler(path=path, sampler=ask.sampler), Effects(run, saved=saved, sampler=sampler))
+
+    async def end(self, run: RunRecord) -> None:
+        """The trainer forgets the run; what it saved and published stays."""
+        await self._trainees.remove(run)
+        await self._journal.end_run(run.model_id)
+
+    def checkpoint(self, path: str, tenant: str) -> SavedRecord:
+        """The checkpoint that ``path`` names. Raises InvalidRequest and NotFound, also for another tenant's."""
+        parse_path(path, WEIGHTS)
+        saved = self._journal.saved(path)
+        if saved is None or saved.tenant != tenant:
+            raise NotFound(f"there is no checkpoint {path}", field="path")
+        return saved
+
+    async def expire(self, now_ms: int) -> None:
+        """Remove the checkpoints whose time is over, bytes last."""
+        for saved in await self._journal.drop_saved(now_ms):
+            if saved.folder:
+                await self._publisher.release(saved, "training")
+                shutil.rmtree(saved.folder, ignore_errors=True)
+
+
+def _trained(outputs: Outputs) -> Trained:
+    data = tuple(outputs.data[place] for place in sorted(outputs.data))
+    tokens = sum(len(datum.logprobs) // 4 for datum in data)
+    return Trained(data=data, metrics={"loss:sum": outputs.loss, "tokens:sum": float(tokens)})
+
+
+def _saved(run: RunRecord, path: str, ttl_s: int) -> SavedRecord:
+    now_ms = time.time_ns() // 1_000_000
+    return SavedRecord(
+        path=path,
+        model_id=run.model_id,
+        tenant=run.tenant,
+        policy=run.policy,
+        base=run.base,
+        created_ms=now_ms,
+        expires_ms=now_ms + ttl_s * 1000 if ttl_s else 0,
+        step=run.step,
+        rank=run.rank,
+        alpha=run.alpha,
+        seed=run.seed,
+        attention=run.attention,
+        mlp=run.mlp,
+        targets=run.targets,
+    )

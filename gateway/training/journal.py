@@ -1,0 +1,315 @@
+"""What is durable, and when: operations before they are acknowledged, results and their effects together.
+
+An operation is known by its owner (a run or a sampling session) and its seq; asked again, it is the same one. A change
+(what the trainer numbers) keeps its ask until the trainer's own snapshot has it: see ``forget_changes``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from wire.outcomes import NotFound, Retired, VersionConflict
+
+from .records import OperationRecord, RunRecord, SamplerRecord, SavedRecord, SessionRecord
+from .store import Store, Txn
+from .work import (
+    AnyAsk,
+    AnyResult,
+    Category,
+    Failed,
+    Sample,
+    TrainingAsk,
+    decode_ask,
+    decode_result,
+    encode,
+    fingerprint,
+)
+
+# in one transaction
+_MAX_PRUNED = 10_000
+_ALL = (1 << 63) - 1
+
+
+class Accepted(NamedTuple):
+    """``new``: it was not known before."""
+
+    operation: OperationRecord
+    new: bool
+
+
+class Effects(NamedTuple):
+    """What an operation changed besides its result. ``change``: the trainer counted it as one."""
+
+    run: RunRecord
+    change: bool = False
+    saved: SavedRecord | None = None
+    sampler: SamplerRecord | None = None
+
+
+class Journal:
+    """Over an open store. Writes return once they are durable, and raise StorageFull and JournalUnavailable."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    # reading
+
+    def session(self, session_id: str) -> SessionRecord | None:
+        with self._store.read() as txn:
+            return self._store.sessions.get(txn, session_id)
+
+    def run(self, model_id: str) -> RunRecord | None:
+        with self._store.read() as txn:
+            return self._store.runs.get(txn, model_id)
+
+    def ending(self) -> list[RunRecord]:
+        """Runs whose session is finished, and that have not ended."""
+        with self._store.read() as txn:
+            runs = [run for run in self._store.runs.values(txn) if not run.ended]
+            sessions = {name: self._store.sessions.get(txn, name) for name in {run.session_id for run in runs}}
+        finished = {name for name, session in sessions.items() if session is not None and session.finished}
+        return [run for run in runs if run.session_id in finished]
+
+    def sampler(self, sampler_id: str) -> SamplerRecord | None:
+        with self._store.read() as txn:
+            return self._store.samplers.get(txn, sampler_id)
+
+    def saved(self, path: str) -> SavedRecord | None:
+        with self._store.read() as txn:
+            return self._store.saved.get(txn, path)
+
+    def writer(self, policy: str) -> str:
+        """The run that writes ``policy``; empty where none does."""
+        with self._store.read() as txn:
+            return (self._store.writers.get(txn, policy.encode()) or b"").decode()
+
+    def operation(self, request_id: str) -> OperationRecord | None:
+        with self._store.read() as txn:
+            return self._store.operations.get(txn, request_id)
+
+    def ask(self, request_id: str) -> AnyAsk:
+        """What was asked for. Raises NotFound once it is kept no more."""
+        with self._store.read() as txn:
+            found = self._store.asks.get(txn, request_id.encode())
+        if found is None:
+            raise NotFound(f"what {request_id} asked for is kept no more", field="request_id")
+        return decode_ask(found)
+
+    def result(self, request_id: str) -> AnyResult | None:
+        """None while there is none. Raises Retired for one that was kept long enough."""
+        with self._store.read() as txn:
+            found = self._store.results.get(txn, request_id.encode())
+            if found is not None:
+                return decode_result(found)
+            operation = self._store.operations.get(txn, request_id)
+        if operation is None or operation.resolved_ms:
+            raise Retired("the result was kept long enough, and is gone", field="request_id")
+        return None
+
+    def pending(self) -> list[OperationRecord]:
+        """Operations that were accepted and have no result."""
+        with self._store.read() as txn:
+            found = (self._store.operations.get(txn, key.decode()) for key, _ in self._store.pending.items(txn))
+            return [operation for operation in found if operation is not None]
+
+    def changes(self, model_id: str, after: int) -> Iterator[tuple[int, str]]:
+        """Number and request id of a run's changes behind ``after``, in order, as far as they are kept."""
+        prefix = model_id.encode() + b"\0"
+        with self._store.read() as txn:
+            found = []
+            for key, request_id in self._store.changes.items(txn, start=_place(model_id, after + 1)):
+                if not key.startswith(prefix):
+                    break
+                found.append((int.from_bytes(key[len(prefix) :], "big"), request_id.decode()))
+        yield from found
+
+    # writing
+
+    async def open_session(self, tenant: str, key_id: str, metadata: dict[str, str]) -> SessionRecord:
+        record = SessionRecord(secrets.token_hex(8), tenant, key_id, _now_ms(), metadata)
+        await self._store.commit(lambda txn: self._store.sessions.put(txn, record.session_id, record))
+        return record
+
+    async def finish(self, session_id: str, how: str) -> list[RunRecord]:
+        """A session takes no more operations; the first word on how it ended stays. Its runs that have not ended."""
+
+        def change(txn: Txn) -> list[RunRecord]:
+            session = self._store.sessions.get(txn, session_id)
+            if session is not None and not session.finished:
+                self._store.sessions.put(txn, session_id, replace(session, finished=how))
+            return [run for run in self._store.runs.values(txn, f"{session_id}:") if not run.ended]
+
+        return await self._store.commit(change)
+
+    async def end_run(self, model_id: str) -> None:
+        """The trainer has it no more: what its changes asked for is not needed again."""
+
+        def change(txn: Txn) -> None:
+            run = self._store.runs.get(txn, model_id)
+            if run is not None:
+                self._store.runs.put(txn, model_id, replace(run, ended=True))
+
+        await self._store.commit(change)
+        await self.forget_changes(model_id, _ALL)
+
+    async def begin_run(self, run: RunRecord, ask: TrainingAsk) -> Accepted:
+        """A run and the operation that makes it, which is its operation 0. Raises VersionConflict."""
+
+        def change(txn: Txn) -> Accepted:
+            accepted = self._accept(txn, run.model_id, 0, run.tenant, encode(ask), passed=0)
+            if accepted.new:
+                self._store.runs.put(txn, run.model_id, run)
+            return accepted
+
+        return await self._store.commit(change)
+
+    async def accept(self, model_id: str, seq: int, tenant: str, ask: TrainingAsk) -> Accepted:
+        """Log a run's operation. Raises NotFound; VersionConflict where another has its place."""
+        encoded = encode(ask)
+
+        def change(txn: Txn) -> Accepted:
+            run = self._store.runs.get(txn, model_id)
+            if run is None:
+                raise NotFound(f"there is no run {model_id}", field="model_id")
+            return self._accept(txn, model_id, seq, tenant, encoded, passed=run.next_seq)
+
+        return await self._store.commit(change)
+
+    async def accept_sample(self, sampler_id: str, seq: int, tenant: str, ask: Sample) -> Accepted:
+        """Log a sample. Raises VersionConflict where another has its place."""
+        encoded = encode(ask)
+        return await self._store.commit(lambda txn: self._accept(txn, sampler_id, seq, tenant, encoded, passed=0))
+
+    async def open_sampler(self, record: SamplerRecord) -> None:
+        """Raises VersionConflict where another has its id."""
+
+        def change(txn: Txn) -> None:
+            known = self._store.samplers.get(txn, record.sampler_id)
+            if known is not None and known != record:
+                raise VersionConflict(
+                    f"the sampling session {record.sampler_id} is there already, on something else",
+                    field="sampling_session_seq_id",
+                )
+            self._store.samplers.put(txn, record.sampler_id, record)
+
+        await self._store.commit(change)
+
+    async def resolve(self, operation: OperationRecord, result: AnyResult, effects: Effects | None = None) -> None:
+        """The result, with all that the operation changed. A run's cursor moves behind it."""
+        encoded = encode(result)
+
+        def change(txn: Txn) -> None:
+            request_id = operation.request_id
+            resolved = replace(operation, resolved_ms=_now_ms())
+            self._store.operations.put(txn, request_id, resolved)
+            self._store.results.put(txn, request_id.encode(), encoded)
+            self._store.pending.delete(txn, request_id.encode())
+            self._store.resolved.put(txn, resolved.resolved_ms.to_bytes(8, "big") + request_id.encode(), b"")
+            if effects is None or not effects.change:
+                self._store.asks.delete(txn, request_id.encode())
+            if effects is not None:
+                self._apply(txn, operation, effects)
+
+        await self._store.commit(change)
+
+    async def resolve_lost(self, run: RunRecord, waiting: list[OperationRecord]) -> list[str]:
+        """Fail the operations that waited behind one which never came; the run goes on behind the last of them."""
+        first = run.next_seq
+        error = Failed(
+            error=f"operation {first} of {run.model_id} never came, so what was sent behind it can't run",
+            category=Category.USER,
+        )
+        cursor = run
+        for operation in sorted(waiting, key=lambda each: each.seq):
+            cursor = replace(cursor, next_seq=operation.seq + 1)
+            await self.resolve(operation, error, Effects(cursor))
+        return [operation.request_id for operation in waiting]
+
+    async def claim(self, policy: str, model_id: str) -> None:
+        """``model_id`` writes ``policy`` from now on, and no other run."""
+        await self._store.commit(lambda txn: self._store.writers.put(txn, policy.encode(), model_id.encode()))
+
+    async def forget_changes(self, model_id: str, upto: int) -> None:
+        """What changes up to number ``upto`` asked for is not needed again."""
+        known = [(number, request_id) for number, request_id in self.changes(model_id, 0) if number <= upto]
+        if not known:
+            return
+
+        def change(txn: Txn) -> None:
+            for number, request_id in known:
+                self._store.changes.delete(txn, _place(model_id, number))
+                self._store.asks.delete(txn, request_id.encode())
+
+        await self._store.commit(change)
+
+    async def drop_saved(self, now_ms: int) -> list[SavedRecord]:
+        """Forget what has expired, and tell what that was."""
+
+        def change(txn: Txn) -> list[SavedRecord]:
+            expired = [each for each in self._store.saved.values(txn) if 0 < each.expires_ms <= now_ms]
+            for record in expired:
+                self._store.saved.delete(txn, record.path)
+            return expired
+
+        return await self._store.commit(change)
+
+    async def prune(self, before_ms: int) -> int:
+        """Drop results that are older; samples altogether, so that they can be asked for anew. Returns how many."""
+
+        def change(txn: Txn) -> int:
+            old: list[bytes] = []
+            for key, _ in self._store.resolved.items(txn):
+                if int.from_bytes(key[:8], "big") >= before_ms or len(old) == _MAX_PRUNED:
+                    break
+                old.append(key)
+            for key in old:
+                self._store.resolved.delete(txn, key)
+                self._store.results.delete(txn, key[8:])
+                operation = self._store.operations.get(txn, key[8:].decode())
+                if operation is not None and self._store.runs.get(txn, operation.owner) is None:
+                    self._store.operations.delete(txn, operation.request_id)
+                    self._store.places.delete(txn, _place(operation.owner, operation.seq))
+            return len(old)
+
+        return await self._store.commit(change)
+
+    def _accept(self, txn: Txn, owner: str, seq: int, tenant: str, encoded: bytes, *, passed: int) -> Accepted:
+        mark = fingerprint(encoded)
+        known = self._store.places.get(txn, _place(owner, seq))
+        if known is not None:
+            operation = self._store.operations.get(txn, known.decode())
+            if operation is not None and operation.fingerprint == mark:
+                return Accepted(operation, False)
+            raise VersionConflict(f"operation {seq} of {owner} was sent already, with other contents", field="seq_id")
+        if seq < passed:
+            raise VersionConflict(f"{owner} is past operation {seq} already", field="seq_id")
+        operation = OperationRecord(secrets.token_hex(16), owner, seq, tenant, mark, len(encoded), _now_ms())
+        key = operation.request_id.encode()
+        self._store.operations.put(txn, operation.request_id, operation)
+        self._store.asks.put(txn, key, encoded)
+        self._store.places.put(txn, _place(owner, seq), key)
+        self._store.pending.put(txn, key, b"")
+        return Accepted(operation, True)
+
+    def _apply(self, txn: Txn, operation: OperationRecord, effects: Effects) -> None:
+        run = effects.run
+        self._store.runs.put(txn, run.model_id, run)
+        if effects.change:
+            self._store.changes.put(txn, _place(run.model_id, run.number), operation.request_id.encode())
+        if effects.saved is not None:
+            self._store.saved.put(txn, effects.saved.path, effects.saved)
+        if effects.sampler is not None:
+            self._store.samplers.put(txn, effects.sampler.sampler_id, effects.sampler)
+
+
+def _place(owner: str, number: int) -> bytes:
+    return owner.encode() + b"\0" + number.to_bytes(8, "big")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,169 @@
+"""A training service's process: its parts made and joined, and taken down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from aiohttp import web
+
+from backends.registry import make_trainer
+from backends.trainer import TrainerBackend
+from catalog.artifacts import open_store
+from catalog.client import RegistrarClient
+from gateway.auth import Authenticator
+from gateway.catalog_source import CatalogSource
+from wire.node import Health
+from wire.outcomes import EngineFailed, RoostError
+
+from .api import Services, make_app
+from .executor import Executor
+from .futures import Futures
+from .journal import Journal
+from .lines import Lines
+from .publishing import Publisher
+from .sampling import GatewayClient, Samples
+from .settings import TrainingSettings
+from .store import Store
+from .trainees import Trainees
+
+_log = logging.getLogger(__name__)
+
+_SWEEP_S = 60.0
+_LOOK_S = 1.0
+_END_S = 2.0
+
+MakeTrainer = Callable[[TrainingSettings], TrainerBackend]
+
+
+def _trainer_of(settings: TrainingSettings) -> TrainerBackend:
+    state_dir = Path(settings.state_dir) / "trainer"
+    return make_trainer(settings.trainer, state_dir=state_dir, log_dir=Path(settings.log_dir))
+
+
+class TrainingService:
+    """One running service. Made by ``start`` inside the event loop that it runs on."""
+
+    def __init__(
+        self, settings: TrainingSettings, trainer: TrainerBackend, store: Store, catalog: CatalogSource
+    ) -> None:
+        self.settings = settings
+        folder = Path(settings.state_dir)
+        self._trainer = trainer
+        self._store = store
+        self._catalog = catalog
+        self._registrar = RegistrarClient(settings.registrar_endpoint, curve=settings.curve)
+        self.journal = Journal(store)
+        futures = Futures()
+        trainees = Trainees(trainer, self.journal)
+        publisher = Publisher(
+            open_store(Path(settings.store_dir), settings.store), self._registrar, format_name=settings.trainer.backend
+        )
+        self._executor = Executor(self.journal, trainees, publisher, folder, revision_dtype=settings.revision_dtype)
+        self._lines = Lines(self.journal, self._executor, futures, gap_s=settings.gap_s)
+        gateway = GatewayClient(settings.gateway_url, settings.key_file, timeout_s=settings.sample_timeout_s)
+        self._samples = Samples(self.journal, gateway, futures, at_once=settings.samples_at_once)
+        shared = Services(
+            settings=settings,
+            catalog=self._catalog,
+            authenticator=Authenticator(anonymous=settings.anonymous),
+            trainer=trainer,
+            journal=self.journal,
+            executor=self._executor,
+            trainees=trainees,
+            lines=self._lines,
+            samples=self._samples,
+            futures=futures,
+        )
+        self._runner = web.AppRunner(make_app(shared), access_log=None, shutdown_timeout=_END_S)
+        self._sweeping: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        settings: TrainingSettings,
+        *,
+        make: MakeTrainer = _trainer_of,
+        catalog: CatalogSource | None = None,
+    ) -> Self:
+        """Make a service, go on with what an earlier life left, and listen.
+
+        Raises InvalidRequest or Unfit for settings that can't stand, JournalUnavailable where another one runs.
+        """
+        trainer = make(settings)
+        store = Store(Path(settings.state_dir) / "journal", map_bytes=settings.map_bytes)
+        service = cls(settings, trainer, store, catalog or CatalogSource(Path(settings.catalog_dir)))
+        try:
+            await trainer.start()
+            service._go_on()
+            await service._listen()
+        except BaseException:
+            await service.stop()
+            raise
+        return service
+
+    async def died(self) -> str:
+        """Why the trainer is dead, once it is."""
+        while await self._trainer.health() is not Health.DEAD:  # noqa: ASYNC110 - a backend tells it when asked
+            await asyncio.sleep(_LOOK_S)
+        return self._trainer.detail
+
+    async def stop(self) -> None:
+        """Take no more requests; what has no result yet is gone on with by the next life."""
+        await self._runner.cleanup()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        await self._samples.stop()
+        await self._lines.stop()
+        await self._trainer.stop()
+        await self._store.close()
+        self._registrar.close()
+        self._catalog.close()
+
+    def _go_on(self) -> None:
+        for operation in self.journal.pending():
+            if self.journal.run(operation.owner) is not None:
+                self._lines.admit(operation)
+            else:
+                self._samples.admit(operation)
+        for run in self.journal.ending():
+            self._lines.end(run.model_id)
+        self._sweeping = asyncio.create_task(self._sweep())
+
+    async def _listen(self) -> None:
+        await self._runner.setup()
+        with contextlib.suppress(FileNotFoundError):
+            # a life that was killed left it; the journal's lock says that nobody has it
+            Path(self.settings.socket).unlink()  # noqa: ASYNC240 - once, before anything is served
+        await web.UnixSite(self._runner, self.settings.socket).start()
+
+    async def _sweep(self) -> None:
+        """Now and then, drop results and checkpoints whose time is over."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now_ms = time.time_ns() // 1_000_000
+            try:
+                await self._executor.expire(now_ms)
+                await self.journal.prune(now_ms - int(self.settings.keep_results_s * 1000))
+            except RoostError as error:
+                _log.warning("what is old can't be dropped: %s", error.message)
+
+
+async def run(settings: TrainingSettings, stop: asyncio.Event) -> None:
+    """Serve until ``stop`` is set. Raises what ``TrainingService.start`` does, and EngineFailed if the trainer dies."""
+    service = await TrainingService.start(settings)
+    _log.info("training service ready: %s on %s", settings.base, settings.socket)
+    stopping, dying = asyncio.create_task(stop.wait()), asyncio.create_task(service.died())
+    await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
+    why = "" if stopping.done() else f"the trainer is dead: {dying.result()}"
+    for waiting in (stopping, dying):
+        waiting.cancel()
+    _log.info("training service stopping")
+    await service.stop()
+    if why:
+        raise EngineFailed(why)

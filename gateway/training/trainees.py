@@ -1,0 +1,89 @@
+"""The trainer as runs see it: in fair turns, with a policy brought up to the journal's state before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from backends.trainer import TrainerBackend
+from wire.node import Health
+from wire.outcomes import EngineFailed, NotFound
+from wire.trainer import PolicySpec
+
+from .fairness import Turns
+from .journal import Journal
+from .records import RunRecord
+from .work import Load, ResumeRun, Step, Train
+
+
+class TrainerDead(EngineFailed):
+    """There is no trainer, and this process gets none any more: what waits is for its next life."""
+
+
+class Trainees:
+    """Runs over one trainer. A run's operations come one at a time; whose turn it is, measured time decides."""
+
+    def __init__(self, trainer: TrainerBackend, journal: Journal) -> None:
+        self._trainer = trainer
+        self._journal = journal
+        self._turns = Turns()
+        self._present: set[str] = set()
+
+    async def paused(self) -> str:
+        """Why nothing runs at the moment; empty where it does."""
+        health = await self._trainer.health()
+        return "" if health is Health.READY else f"the trainer is {health.value}"
+
+    @asynccontextmanager
+    async def turn(self, run: RunRecord) -> AsyncIterator[TrainerBackend]:
+        """The trainer, with ``run`` as the journal tells it. Raises TrainerDead."""
+        async with self._turns.turn(run.model_id), self._living():
+            if run.model_id not in self._present:
+                await self._restore(run)
+                self._present.add(run.model_id)
+            yield self._trainer
+
+    @asynccontextmanager
+    async def first_turn(self, run: RunRecord) -> AsyncIterator[TrainerBackend]:
+        """The trainer for a run that it need not have yet. Raises TrainerDead."""
+        async with self._turns.turn(run.model_id), self._living():
+            yield self._trainer
+            self._present.add(run.model_id)
+
+    async def remove(self, run: RunRecord) -> None:
+        """Have the trainer forget it. Raises TrainerDead."""
+        async with self._turns.turn(run.model_id), self._living():
+            await self._trainer.remove_policy(run.model_id)
+            self._present.discard(run.model_id)
+
+    @asynccontextmanager
+    async def _living(self) -> AsyncIterator[None]:
+        """Raises TrainerDead in the place of whatever fails because of that."""
+        try:
+            yield
+        except EngineFailed as error:
+            if await self._trainer.health() is Health.DEAD:
+                raise TrainerDead(f"the trainer is dead: {self._trainer.detail}") from error
+            raise
+
+    async def _restore(self, run: RunRecord) -> None:
+        """What the trainer's snapshot lacks is done again, and gives the same bits."""
+        status = await self._trainer.create_policy(spec_of(run))
+        for number, request_id in self._journal.changes(run.model_id, status.number):
+            match self._journal.ask(request_id):
+                case Train(batch=batch):
+                    await self._trainer.forward_backward(run.model_id, batch, number=number)
+                case Step(adam=adam):
+                    await self._trainer.optim_step(run.model_id, adam, number=number)
+                case Load(path=path, optimizer=optimizer) | ResumeRun(path=path, optimizer=optimizer):
+                    saved = self._journal.saved(path)
+                    if saved is None:
+                        raise NotFound(f"{path}, which {run.model_id} was loaded from, is gone", field="path")
+                    folder = Path(saved.folder)
+                    await self._trainer.load_state(run.model_id, folder, with_optimizer=optimizer, number=number)
+        await self._journal.forget_changes(run.model_id, status.number)
+
+
+def spec_of(run: RunRecord) -> PolicySpec:
+    return PolicySpec(policy=run.model_id, rank=run.rank, alpha=run.alpha, targets=run.targets, seed=run.seed)
