@@ -31,6 +31,9 @@ from .slots import Call, Engine, Slot, SlotState
 from .state import NodeState
 
 _COMPARE_EVERY_S = 30.0
+# what clients are told in place of an engine's own words, which name paths and addresses: those are in the log
+_BROKE = "the engine could not load this adapter now; trying again may help"
+_UNSURE = "the engine did not say whether it loaded this adapter; trying again may help"
 
 
 class Completions:
@@ -130,10 +133,10 @@ class Completions:
             self._loads.bounce(load, now)
 
     def _install_broke(self, engine: Engine, call: Call, event: InstallBroke, now: float) -> None:
-        self._remember(call.digest, event.message, now)
+        self._remember(call.digest, _BROKE, now)
         load = self._vacate(engine, call)
         if load is not None:
-            self._loads.fail(load, now, Outcome.ENGINE_FAILED, event.message, elsewhere=True)
+            self._loads.fail(load, now, Outcome.ENGINE_FAILED, _BROKE, elsewhere=True)
 
     def _install_unsure(self, engine: Engine, call: Call, event: InstallUnsure, now: float) -> None:
         """The slot stays taken and the bytes stay pinned until the engine tells; the waiters need not wait for that."""
@@ -143,7 +146,7 @@ class Completions:
         self._state.cache.pin(call.digest, ("unsure", engine.name, call.adapter))
         load = self._installing(engine, call.adapter)
         if load is not None:
-            self._loads.fail(load, now, Outcome.ENGINE_FAILED, event.message, elsewhere=True)
+            self._loads.fail(load, now, Outcome.ENGINE_FAILED, _UNSURE, elsewhere=True)
 
     def _remove_done(self, engine: Engine, call: Call, event: RemoveDone, now: float) -> None:
         slot = engine.slots[call.adapter]

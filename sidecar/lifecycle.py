@@ -61,7 +61,7 @@ class Lifecycle:
         self._state.counts["engine_deaths"] += 1
         for load in list(self._state.queue):
             if load.engine == engine.name:
-                self._lost_its_engine(load, under_way, engine.trouble, now)
+                self._lost_its_engine(load, under_way, now)
         if not any(other.ready for other in self._state.by_base[engine.base]):
             self._refuse_all(engine, now)
 
@@ -90,14 +90,14 @@ class Lifecycle:
             self._state.cache.unpin(slot.digest, ("unsure", engine.name, slot.adapter))
             self._state.digest_changed(slot.digest)
 
-    def _lost_its_engine(self, load: Load, under_way: Call | None, trouble: str, now: float) -> None:
+    def _lost_its_engine(self, load: Load, under_way: Call | None, now: float) -> None:
         """A load that only counted on the engine goes on. One whose install was under way may be what killed it."""
         if load.stage is Stage.FETCHING:
             load.engine = ""
             return
         suspect = under_way is not None and under_way.kind is CallKind.INSTALL and under_way.adapter == load.adapter
         if load.stage is Stage.INSTALLING and suspect:
-            message = f"the engine died during the install: {trouble}"
+            message = "the engine failed while it loaded this adapter; trying again may help"
             self._state.failures.remember(load.digest, message, now)
             self._state.digest_changed(load.digest)
             self._loads.fail(load, now, Outcome.ENGINE_FAILED, message)
@@ -109,7 +109,7 @@ class Lifecycle:
             self._waiters.refuse(
                 load,
                 Outcome.NO_HEALTHY_NODE,
-                f"engine {engine.name} died while this waited: {engine.trouble}",
+                f"the engine of base {engine.base} failed while this waited; trying again may help",
                 elsewhere=True,
             )
             self._loads.give_up_unwanted(load, now)

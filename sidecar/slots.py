@@ -133,8 +133,8 @@ class Engine:
 
     @property
     def trouble(self) -> str:
-        """Why it is not ready, for clients: ``detail`` may go on with the end of a log, which is the operator's."""
-        return self.detail.partition("\n")[0] or "it starts"
+        """Why it is not ready, for clients: ``detail`` names addresses and ends of logs, which are the operator's."""
+        return "it failed and is started again" if self.detail else "it starts"
 
     @property
     def free_slots(self) -> int:

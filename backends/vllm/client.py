@@ -121,7 +121,8 @@ class VllmClient:
             raise InstallFailed(error.message) from error
         except Unanswered as error:
             raise InstallUncertain(error.message) from error
-        message = _message(body)
+        # an answer may be told to clients: where an adapter lies is not for them
+        message = _message(body, hidden=path)
         if status == 200 or (status == 400 and "already been loaded" in message):
             return
         if REFUSED in message:
@@ -177,8 +178,11 @@ def _decode(body: bytes, kind: type[T]) -> T:
         raise EngineFailed(f"the engine's answer is not what vLLM answers: {error}") from error
 
 
-def _message(body: bytes) -> str:
-    """The message of an error answer, in either of vLLM's forms, or the start of whatever it is."""
+def _message(body: bytes, *, hidden: str = "") -> str:
+    """The message of an error answer, in either of vLLM's forms, or the start of whatever it is.
+
+    The path ``hidden``, where it is named, becomes "the adapter".
+    """
     try:
         answer: Any = msgspec.json.decode(body)
     except msgspec.DecodeError:
@@ -186,4 +190,5 @@ def _message(body: bytes) -> str:
     if isinstance(answer, dict):
         inner = answer.get("error", answer)
         answer = inner.get("message", inner) if isinstance(inner, dict) else inner
-    return str(answer)[:MAX_MESSAGE_CHARACTERS]
+    text = str(answer)
+    return (text.replace(hidden, "the adapter") if hidden else text)[:MAX_MESSAGE_CHARACTERS]

@@ -60,6 +60,14 @@ async def test_a_load_that_nobody_took_did_not_happen() -> None:
     await client.close()
 
 
+async def test_where_an_adapter_lies_is_not_told(fake: tuple[Fake, VllmClient]) -> None:
+    server, client = fake
+    path = "/srv/run/" + "x" * 480
+    server.handler = vllm_error(500, f"While loading {path}, expected target modules in {{'q_proj'}}")
+    with pytest.raises(InstallRefused, match="While loading the adapter, expected target modules"):
+        await client.load("acme@x", path, 5)
+
+
 async def test_an_adapter_that_is_loaded_already_is_loaded(fake: tuple[Fake, VllmClient]) -> None:
     server, client = fake
     server.handler = vllm_error(400, "The lora adapter 'acme@x' has already been loaded.")

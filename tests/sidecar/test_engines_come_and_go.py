@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from backends.interface import Health
 from sidecar.effects import StartFetch
@@ -100,14 +101,34 @@ def test_death_refuses_waiters_when_no_engine_of_the_base_is_left() -> None:
     assert bench.machine.state.queue.queued == bench.machine.state.queue.in_flight == 0
 
 
-def test_what_clients_are_told_of_a_death_has_no_log_in_it() -> None:
+@pytest.mark.parametrize(
+    "detail", ["it ended; its log:\n/secret/path: Traceback", "nobody answers at http://secret:80"]
+)
+def test_what_clients_are_told_of_a_death_is_no_word_of_its_detail(detail: str) -> None:
     bench = Bench()
-    waiting = bench.ask(1)
-    bench.send(EngineDown(engine="e1", health=Health.DEAD, detail="it ended; its log:\n/secret/path: Traceback"))
-    for ask in (waiting, bench.ask(2)):
+    installing, waiting = bench.ask(1), bench.ask(2)
+    bench.fetched(1)
+    bench.install_of(1)
+    bench.send(EngineDown(engine="e1", health=Health.DEAD, detail=detail))
+    for ask in (installing, waiting, bench.ask(1), bench.ask(3)):
         message = bench.refused(ask).message
-        assert "it ended" in message
-        assert "secret" not in message
+        assert "failed" in message
+        assert not any(word in message for word in ("ended", "secret", "Traceback", "nobody", "http"))
+    assert bench.machine.state.engines["e1"].detail == detail, "it is what operators see"
+
+
+def test_what_clients_are_told_of_a_failed_install_is_no_word_of_the_engine() -> None:
+    for end, words in ((Bench.broke, "no memory"), (Bench.unsure, "no answer")):
+        bench = Bench()
+        ask = bench.ask(1)
+        bench.fetched(1)
+        end(bench, 1)
+        refused = bench.refused(ask)
+        assert refused.outcome is Outcome.ENGINE_FAILED
+        assert "trying again may help" in refused.message
+        assert words not in refused.message
+        if end is Bench.broke:
+            assert words not in bench.refused(bench.ask(1)).message
 
 
 def test_death_during_a_fetch_sends_the_load_to_another_engine() -> None:
