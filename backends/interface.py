@@ -29,7 +29,10 @@ class Removal(enum.StrEnum):
 
 
 class EngineLimits(msgspec.Struct, frozen=True):
-    """``slots`` counts adapters beside the base; ``max_rank`` the largest rank; ``targets`` the adaptable modules."""
+    """``slots`` counts adapters beside the base; ``max_rank`` the largest rank; ``targets`` the adaptable modules.
+
+    ``serves_base``: a request of the base itself is answered rightly, also beside those of adapters.
+    """
 
     slots: int
     max_rank: int
@@ -37,6 +40,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     served_base: str
     dtype: str
     removes_for_real: bool
+    serves_base: bool = True
 
 
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -44,6 +48,10 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     ``port`` 0 takes a free one. ``fingerprint`` is the base's, as registered in the catalog. An engine that we start
     gets a bearer token of its own; ``attach_key_env`` names the environment variable that holds a running server's.
+
+    A CPU server without our plug-in may answer a request of the base with one of the adapters that run beside it.
+    Requests of the base don't go there, unless ``serve_base_unsafely`` says so: right for a server that is never
+    asked for an adapter.
     """
 
     name: str
@@ -65,6 +73,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = {}
     start_timeout_s: float = 600.0
+    serve_base_unsafely: bool = False
 
 
 class Installable(msgspec.Struct, frozen=True):

@@ -107,6 +107,8 @@ class StubbedMesh(Mesh):
             "base": BASE,
             "model_path": str(self.base),
             "attach": f"127.0.0.1:{self.engine_port}",
+            # it answers everything alike
+            "serve_base_unsafely": True,
             "slots": slots,
         }
         super().__init__(root, [engine], node or {})

@@ -152,6 +152,9 @@ class Machine:
         if not ready:
             message = f"no engine of base {request.base} is ready on node {node}: {engines[0].trouble}"
             return {"outcome": Outcome.NO_HEALTHY_NODE, "message": message, "elsewhere": True}
+        if not adapter:
+            message = f"node {node} serves adapters of {request.base}, but not the base itself"
+            return {"outcome": Outcome.BASE_NOT_DEPLOYED, "message": message, "elsewhere": True}
         if split_adapter_name(adapter) is None:
             return {"outcome": Outcome.INVALID_REQUEST, "message": "the tenant or the digest is malformed"}
         misfits = [self.state.misfit(engine, request.digest, request.rank, now) for engine in ready]

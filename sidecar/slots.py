@@ -145,6 +145,12 @@ class Engine:
         """Whether installs make sense now: an engine that left a call unanswered gets no new ones."""
         return self.ready and not any(slot.unsure for slot in self.slots.values())
 
+    def answers(self, adapter: str) -> bool:
+        """Whether a lease for ``adapter`` ("": the base) may be given here now."""
+        if not adapter:
+            return self.limits is not None and self.limits.serves_base
+        return self.ready and self.serving(adapter) is not None
+
     def misfit(self, rank: int) -> str | None:
         """Why this engine can't run an adapter of ``rank``; None where it can. The engine must be ready."""
         limits = self.limits
@@ -166,10 +172,6 @@ def least_loaded(engines: list[Engine], adapter: str) -> Engine | None:
     """The ready engine with the fewest outstanding leases among those that serve ``adapter`` ("": the base)."""
     best: Engine | None = None
     for engine in engines:
-        if (
-            engine.ready
-            and (not adapter or engine.serving(adapter) is not None)
-            and (best is None or engine.outstanding < best.outstanding)
-        ):
+        if engine.answers(adapter) and (best is None or engine.outstanding < best.outstanding):
             best = engine
     return best

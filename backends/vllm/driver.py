@@ -198,16 +198,18 @@ class VllmBackend:
             )  # fmt: skip
         if self._process is not None:
             logger.warning("engine %s runs without our plug-in: is the project installed there?", settings.name)
-        if device_of(settings) == "cpu":
-            # backends/vllm/cpu_kernels.py says why
+        # backends/vllm/cpu_kernels.py says why
+        mixes_up = device_of(settings) == "cpu"
+        if mixes_up:
             logger.warning(
                 "engine %s is a CPU server without our plug-in: a request of the base that runs beside adapters' "
-                "may get one of them; ask such a server for the base or for adapters, not for both",
+                "may get one of them, so requests of the base are %s",
                 settings.name,
+                "wrong at times (serve_base_unsafely)" if settings.serve_base_unsafely else "not sent there",
             )
         return EngineLimits(
             slots=settings.slots, max_rank=settings.max_rank, targets=DENSE_TARGETS, served_base=settings.base,
-            dtype=settings.dtype, removes_for_real=False,
+            dtype=settings.dtype, removes_for_real=False, serves_base=settings.serve_base_unsafely or not mixes_up,
         )  # fmt: skip
 
     async def install(self, adapter: Installable, timeout_s: float) -> None:

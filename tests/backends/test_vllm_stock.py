@@ -58,7 +58,17 @@ async def attached(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[At
 async def test_limits_are_the_settings(attached: Attached, caplog: pytest.LogCaptureFixture) -> None:
     limits = await attached.backend.limits()
     assert (limits.slots, limits.max_rank, limits.removes_for_real) == (2, 16, False)
-    assert "ask such a server for the base or for adapters, not for both" in caplog.text
+    assert not limits.serves_base
+    assert "requests of the base are not sent there" in caplog.text
+
+
+async def test_whoever_runs_it_may_have_the_base_asked_for_all_the_same(attached: Attached) -> None:
+    settings = msgspec.structs.replace(attached.backend.settings, serve_base_unsafely=True)
+    backend = VllmBackend(settings, run_dir=attached.root / "run", log_dir=attached.root / "log")
+    await backend.start()
+    await until_ready(backend, 10)
+    assert (await backend.limits()).serves_base
+    await backend.detach()
 
 
 async def test_its_key_is_what_lets_us_in(attached: Attached) -> None:

@@ -54,7 +54,9 @@ def name(number: int, tenant: str = TENANT) -> str:
     return adapter_name(tenant, digest(number))
 
 
-def limits(slots: int = 2, max_rank: int = 16, *, removes_for_real: bool = True) -> EngineLimits:
+def limits(
+    slots: int = 2, max_rank: int = 16, *, removes_for_real: bool = True, serves_base: bool = True
+) -> EngineLimits:
     return EngineLimits(
         slots=slots,
         max_rank=max_rank,
@@ -62,6 +64,7 @@ def limits(slots: int = 2, max_rank: int = 16, *, removes_for_real: bool = True)
         served_base=BASE,
         dtype="float32",
         removes_for_real=removes_for_real,
+        serves_base=serves_base,
     )
 
 
@@ -163,11 +166,12 @@ class Bench:
         max_rank: int = 16,
         removes_for_real: bool = True,
         token: str = "",
+        serves_base: bool = True,
     ) -> None:
         self.send(
             EngineUp(
                 engine=engine,
-                limits=limits(slots, max_rank, removes_for_real=removes_for_real),
+                limits=limits(slots, max_rank, removes_for_real=removes_for_real, serves_base=serves_base),
                 installed=frozenset(installed),
                 host="127.0.0.1",
                 port=8000 + int(engine[1:]),

@@ -248,3 +248,19 @@ def test_a_lease_carries_the_engines_token_and_reports_do_not() -> None:
     assert bench.granted(bench.ask(None)).token == "engine secret"
     told = msgspec.json.encode([full_report(bench.machine.state, epoch=1, number=1)])
     assert b"secret" not in told
+
+
+def test_base_is_not_asked_of_an_engine_that_mixes_it_up_with_adapters() -> None:
+    bench = Bench(up=False)
+    bench.up(serves_base=False)
+    refused = bench.refused(bench.ask(None))
+    assert (refused.outcome, refused.elsewhere) == (Outcome.BASE_NOT_DEPLOYED, True)
+    assert "not the base itself" in refused.message
+    bench.serve(1)
+
+
+def test_base_is_asked_of_the_engine_that_can() -> None:
+    bench = Bench(engines=2, up=False)
+    bench.up("e1", serves_base=False)
+    bench.up("e2")
+    assert [bench.granted(bench.ask(None)).engine for _ in range(3)] == ["e2"] * 3
