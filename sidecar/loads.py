@@ -75,7 +75,9 @@ class Loads:
     def refuse_waiting(self, outcome: Outcome, message: str, now: float) -> None:
         """Nothing new is loaded here any more: whoever waits for a load that has not begun is sent elsewhere."""
         for load in list(self._queue.order()):
-            self.fail(load, now, outcome, message, elsewhere=True)
+            # ending another one may have ended it: the slot that was drained for that one serves it again
+            if self._queue.get(load.key) is load:
+                self.fail(load, now, outcome, message, elsewhere=True)
 
     def _join(self, asked: Asked, load: Load, now: float) -> None:
         if len(load.waiters) >= self._state.settings.waiters_per_load:

@@ -54,6 +54,19 @@ def test_loads_that_wait_for_their_turn_are_sent_elsewhere_at_once() -> None:
     assert bench.machine.state.queue.queued == 0
 
 
+def test_slot_that_was_drained_for_a_load_that_goes_elsewhere_serves_who_waits_for_it() -> None:
+    bench = Bench(slots=1)
+    bench.serve(1)
+    pushing = bench.ask(2)
+    bench.wait(6.0)
+    waiting = bench.ask(1)
+    assert waiting not in bench.answers, "no new leases while it drains"
+    cordon(bench)
+    assert bench.refused(pushing).outcome is Outcome.NO_HEALTHY_NODE
+    assert bench.granted(waiting)
+    assert bench.machine.state.queue.queued == 0
+
+
 def test_node_in_service_again_takes_leases() -> None:
     bench = Bench()
     bench.release(bench.serve(1))
