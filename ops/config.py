@@ -63,9 +63,10 @@ class GatewayConfig(Section, frozen=True):
     (``[[nodes]]``, the same fields), and is followed at run time; empty, it is ``nodes.toml`` in the state folder.
     ``[gateway.quotas.TENANT]`` and ``[gateway.default_quota]`` hold ``requests_per_minute`` and ``tokens_per_minute``,
     divided by ``gateways``, the number of gateways of the fleet.
+    ``name`` has to be no other gateway's of the fleet; empty, it is one made for this state folder.
     """
 
-    name: str = "gateway"
+    name: str = ""
     host: str = "127.0.0.1"
     port: int = 8080
     anonymous: bool = False
@@ -237,6 +238,8 @@ def _check_meaning(config: RoostConfig) -> None:
     if config.registrar.journal:
         check_address(config.registrar.journal, "registrar.journal")
     check_part(node.name, "node.name")
+    if gateway.name:
+        check_part(gateway.name, "gateway.name")
     for path, endpoint in (
         ("registrar.endpoint", config.registrar.endpoint),
         ("registrar.feed_endpoint", config.registrar.feed_endpoint),

@@ -111,7 +111,7 @@ async def test_slow_fetch_is_given_up_only_when_its_thread_has_stopped(
         fetch.cancel()
     await asyncio.sleep(0.3)
     assert not fetch.done(), "the thread may still write"
-    assert cancelled == (told == [])
+    assert len(told) == 1, "also of a fetch that nobody needs: others may wait for its extent"
     go_on.set()
     with pytest.raises(asyncio.CancelledError if cancelled else DeadlinePassed):
         await fetch

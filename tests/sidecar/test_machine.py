@@ -331,8 +331,6 @@ class Node(RuleBasedStateMachine):
     @rule(data=st.data())
     def fetch_hangs(self, data: st.DataObject) -> None:
         fetch = self.fetches[data.draw(st.sampled_from(sorted(self.fetches)))]
-        if fetch.extent.generation in self.cancelled:
-            return
         self.send(FetchOverdue(digest=fetch.digest, generation=fetch.extent.generation, message="m"))
 
     @precondition(lambda self: any(model.call for model in self.engines.values()))
@@ -438,6 +436,7 @@ class Node(RuleBasedStateMachine):
         fetching = {load.digest for load in self.machine.state.queue if load.stage is Stage.FETCHING}
         for wanted in fetching:
             assert wanted in self.fetches, "a load waits for a fetch that nobody performs"
+            assert self.fetches[wanted].extent.generation not in self.cancelled, "it holds a permit for nothing"
 
     @invariant()
     def unsure_installs_keep_their_bytes(self) -> None:
