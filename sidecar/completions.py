@@ -84,13 +84,11 @@ class Completions:
             self._loads.fail(load, now, event.outcome, event.message, elsewhere=event.outcome is not Outcome.UNFIT)
 
     def fetch_cancelled(self, event: FetchCancelled, now: float) -> None:
-        """Nobody's fault. Whoever came to need the bytes meanwhile waits for another fetch of them."""
+        """Nobody's fault. Whoever came to need the bytes meanwhile has another fetch of them begun."""
         self._fetched_entry(event.digest, event.generation)
         self._state.cancelled.discard(event.digest)
         self._state.cache.discard(event.digest)
         self._state.digest_changed(event.digest)
-        for load in self._of_digest(event.digest, Stage.FETCHING):
-            self._loads.bounce(load, now)
 
     def _fetched_entry(self, digest: str, generation: int) -> Entry:
         entry = self._state.cache.get(digest)

@@ -100,6 +100,9 @@ class Loads:
             if load.stage is not Stage.WAITING or self._queue.get(load.key) is not load:
                 # starting another one ended it
                 continue
+            if load.digest in self._state.cancelled:
+                # its bytes come once more, when nobody writes what the fetch was to bring that was told to stop
+                continue
             place = load.base, load.tenant
             hopeless = (load.base in full or place in full_for) and not self._seats.claims(load)
             engine = None if hopeless else self._seats.pick(load, now)

@@ -157,13 +157,13 @@ class Machine:
         misfits = [self.state.misfit(engine, request.digest, request.rank, now) for engine in ready]
         if all(misfits):
             return {"outcome": Outcome.UNFIT, "message": misfits[0]}
+        if self.state.cache.overdue(request.digest):
+            message = f"node {node} waits for its storage to give these bytes"
+            return {"outcome": Outcome.KNOWN_BAD, "message": message, "elsewhere": True}
         failure = self.state.failures.blocked(request.digest, now)
         if failure is not None:
             message = f"failed {failure.times} time(s) in a row: {failure.message}"
             return {"outcome": Outcome.KNOWN_BAD, "message": message, "retry_after_s": failure.until - now}
-        if self.state.cache.overdue(request.digest):
-            message = f"node {node} waits for its storage to give these bytes"
-            return {"outcome": Outcome.KNOWN_BAD, "message": message, "elsewhere": True}
         if request.size <= 0:
             return {"outcome": Outcome.INVALID_REQUEST, "message": "size must be positive", "field": "size"}
         if not self.state.cache.fits(request.size):

@@ -466,6 +466,44 @@ def test_fetch_is_cancelled_once() -> None:
     bench.fetch_cancelled(1)
 
 
+def test_load_of_what_a_cancelled_fetch_still_holds_takes_no_permit() -> None:
+    bench = Bench(slots=8, loads_in_flight=1)
+    bench.ask(1)
+    bench.ask(2)
+    bench.release(1)
+    bench.fetched(2)
+    bench.installed(2)
+    again = bench.ask(1)
+    other = bench.ask(3)
+    bench.fetched(3)
+    bench.installed(3)
+    assert bench.granted(other), "it does not wait for storage that hangs"
+    bench.fetch_cancelled(1)
+    bench.fetched(1)
+    bench.installed(1)
+    assert bench.granted(again)
+
+
+def test_cancelled_fetch_that_hangs_sends_who_came_to_need_it_elsewhere() -> None:
+    bench = Bench(slots=8, loads_in_flight=1)
+    bench.ask(1)
+    bench.ask(2)
+    bench.release(1)
+    bench.fetched(2)
+    bench.installed(2)
+    again = bench.ask(1)
+    bench.fetch_overdue(1)
+    refused = bench.refused(again)
+    assert (refused.outcome, refused.elsewhere) == (Outcome.DEADLINE, True)
+    assert bench.refused(bench.ask(1)).elsewhere, "for as long as it hangs"
+    bench.wait(2.0)
+    bench.fetch_cancelled(1)
+    later = bench.ask(1)
+    bench.fetched(1)
+    bench.installed(1)
+    assert bench.granted(later)
+
+
 def test_slot_cleared_for_a_load_that_nobody_waits_for_any_more_stays_free() -> None:
     bench = Bench(slots=1)
     bench.release(bench.serve(1))
