@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -49,8 +50,9 @@ class Load:
     """
 
     __slots__ = (
-        "adapter", "at_once", "background", "base", "blocked_since", "charged", "digest", "drained", "engine",
-        "fetched", "order", "promise", "rank", "sent", "size", "stage", "started", "tenant", "victim", "waiters",
+        "adapter", "at_once", "background", "base", "blocked_since", "charged", "digest", "drained", "drained_at",
+        "drains", "engine", "fetched", "order", "promise", "rank", "sent", "size", "stage", "started", "tenant",
+        "victim", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +84,9 @@ class Load:
         self.blocked_since: float | None = None
         # the slot that takes no new leases because this load has waited too long
         self.drained: tuple[str, Slot] | None = None
+        self.drained_at = 0.0
+        # how often that was which slot, by engine and adapter
+        self.drains: Counter[tuple[str, str]] = Counter()
 
     @property
     def key(self) -> LoadKey:

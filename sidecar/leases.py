@@ -14,13 +14,14 @@ LeaseKey = tuple[str, int]
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """One request's use of an engine; ``adapter`` and ``digest`` are empty for the base itself."""
+    """One request's use of an engine since ``since``; ``adapter`` and ``digest`` are empty for the base itself."""
 
     gateway: str
     lease: int
     engine: str
     adapter: str
     digest: str
+    since: float = 0.0
 
     @property
     def key(self) -> LeaseKey:

@@ -174,12 +174,15 @@ class Loads:
     # fairness by age
 
     def _lacks_slot(self, load: Load, now: float) -> None:
-        """Past the age bound, a resident makes room."""
+        """Past the age bound, a resident makes room; and another one, where it does not do so in time."""
         if load.background:
             # it was a favour, and there is no room for favours
             self.finish(load, now)
-        elif self._seats.blocked(load, now) and not self._seats.claims(load):
-            self._seats.drain_for(load, now)
+        elif self._seats.blocked(load, now):
+            if self._seats.in_vain(load, now):
+                self._undrain(load, now)
+            if not self._seats.claims(load):
+                self._seats.drain_for(load, now)
 
     def _lacks_arena(self, load: Load, now: float) -> None:
         """Past the age bound, nobody whose turn is later takes arena room before it."""

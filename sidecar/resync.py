@@ -50,6 +50,6 @@ class Resync:
         if not there or (ours is None and held.adapter) or held.ttl_s <= 0.0:
             self._state.counts["leases_not_adopted"] += 1
             return
-        lease = Lease(holding.gateway, held.lease, held.engine, held.adapter, ours[1] if ours else "")
+        lease = Lease(holding.gateway, held.lease, held.engine, held.adapter, ours[1] if ours else "", now)
         self._state.count_lease(lease, holding.instance, now + held.ttl_s, now)
         self._state.counts["leases_adopted"] += 1
