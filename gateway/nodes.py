@@ -285,12 +285,21 @@ class NodeTable:
     def get(self, name: str) -> Node | None:
         return self._nodes.get(name)
 
-    def add(self, name: str) -> Node:
-        """A node that joins; it takes work once it has reported. Raises KeyError for a name that is there."""
-        if name in self._nodes:
-            raise KeyError(name)
-        node = self._nodes[name] = Node(name, self)
+    def make(self, name: str) -> Node:
+        """A node that may join: it is none of these before ``put``."""
+        return Node(name, self)
+
+    def put(self, node: Node) -> None:
+        """A node joins; it takes work once it has reported. Raises KeyError for a name that is there."""
+        if node.name in self._nodes:
+            raise KeyError(node.name)
+        self._nodes[node.name] = node
         self._listed()
+
+    def add(self, name: str) -> Node:
+        """Make a node that joins. Raises KeyError for a name that is there."""
+        node = self.make(name)
+        self.put(node)
         return node
 
     def remove(self, name: str) -> Node:

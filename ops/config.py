@@ -267,8 +267,6 @@ def _check_fleet(config: RoostConfig) -> None:
     for index, other in enumerate(config.gateway.nodes):
         if other.name == config.node.name:
             raise _invalid(f"gateway.nodes[{index}].name", f"{other.name} is this host's own node: see node.name")
-        if other.public:
-            decode_key(other.public, f"gateway.nodes[{index}].public")
     for index, key in enumerate(config.node.peers):
         decode_key(key, f"node.peers[{index}]")
     for index, engine in enumerate(config.node.engines if config.node.peers else ()):
