@@ -30,6 +30,7 @@ class Lifecycle:
         """Take the engine as it is: adapters that are ours by name serve, others only occupy their slots."""
         engine = self._state.engines[event.engine]
         engine.ready_with(event.limits, event.host, event.port, event.token)
+        self._state.engines_changed()
         engine.pid, engine.since = event.pid, event.at
         engine.count_foreign(event.installed)
         for name in sorted(event.installed):
@@ -54,6 +55,7 @@ class Lifecycle:
         self._state.end_leases(void, now, lost=False)
         self._empty(engine)
         engine.down(event.health, event.detail)
+        self._state.engines_changed()
         engine.since = event.at
         self._state.changes.engines.add(engine.name)
         if not was_ready:

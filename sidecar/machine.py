@@ -238,7 +238,8 @@ class Machine:
         self.state.end_leases(expired + silent, now, lost=True)
         for digest in self.state.failures.forget_old(now):
             self.state.digest_changed(digest)
-        self.state.unfit.forget_old(now)
+        for digest, _ in self.state.unfit.forget_old(now):
+            self.state.digest_changed(digest)
         self._loads.gate.expire(now)
         self._completions.retry_unsure(now)
         self._completions.compare(now)

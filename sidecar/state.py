@@ -164,6 +164,18 @@ class NodeState:
         refused = self.unfit.blocked((digest, engine.limits), now)
         return engine.misfit(rank) or (refused.message if refused else None)
 
+    def rejected(self, digest: str) -> bool:
+        """Whether every ready engine of a base refused an adapter lately, so that another node may do better."""
+        return any(
+            all((digest, limits) in self.unfit for limits in ready)
+            for engines in self.by_base.values()
+            if (ready := [engine.limits for engine in engines if engine.limits is not None])
+        )
+
+    def engines_changed(self) -> None:
+        """Others are ready than before: what all of them had refused may be wanted here again, or not any more."""
+        self.changes.digests.update(digest for digest, _ in self.unfit)
+
     @property
     def cordon_message(self) -> str:
         return f"node {self.settings.node} is being drained"

@@ -48,8 +48,10 @@ from sidecar.events import (
     Tick,
 )
 from sidecar.machine import Machine
+from sidecar.report import residencies
 from sidecar.slots import SlotState
-from wire.node import Acquire, Granted, HeldLease, Holding
+from sidecar.state import Changes
+from wire.node import Acquire, Granted, HeldLease, Holding, Residency
 from wire.outcomes import Outcome
 
 from .bench import BASE, digest, limits, settings
@@ -107,12 +109,18 @@ class Node(RuleBasedStateMachine):
         self.requests: dict[int, Acquire] = {}
         self.lives: Counter[str] = Counter()
         self.cordoned = False
+        # what gateways know from the reports
+        self.told: dict[str, Residency] = {}
 
     # performing effects
 
     def send(self, event: AnyEvent) -> None:
         for effect in self.machine.handle(event, self.now):
             self.perform(effect)
+        state = self.machine.state
+        if state.changes:
+            self.told.update(residencies(state, state.changes.digests))
+            state.changes = Changes()
 
     def perform(self, effect: AnyEffect) -> None:
         if isinstance(effect, Answer):
@@ -277,7 +285,9 @@ class Node(RuleBasedStateMachine):
                 model.adapters.discard(model.call.adapter)
             model.call = None
         self.machine = Machine(CONFIG)
-        for known in (self.orphans, self.fetches, self.extents, self.cancelled, self.unanswered, self.requests):
+        for known in (
+            self.orphans, self.fetches, self.extents, self.cancelled, self.unanswered, self.requests, self.told,
+        ):  # fmt: skip
             known.clear()
         if self.cordoned:
             self.send(Cordoned(on=True))
@@ -406,6 +416,13 @@ class Node(RuleBasedStateMachine):
     @invariant()
     def books_are_right(self) -> None:
         assert audit(self.machine.state) == []
+
+    @invariant()
+    def reports_tell_of_every_change(self) -> None:
+        stands = residencies(self.machine.state)
+        for number in range(5):
+            known = digest(number)
+            assert self.told.get(known, Residency.ABSENT) is stands.get(known, Residency.ABSENT)
 
     @invariant()
     def in_flight_is_bounded(self) -> None:
