@@ -135,12 +135,23 @@ class Wrecker:
             return
         self._count("cordon")
         if await self._set_cordon(node, on=True):
-            await asyncio.sleep(self._chance.uniform(5.0, 60.0))
+            await asyncio.sleep(self._chance.uniform(2.5, 30.0))
+            if self._chance.random() < 0.5:
+                await self._dies_cordoned(node)
+            await asyncio.sleep(self._chance.uniform(2.5, 30.0))
             for _ in range(100):
                 if await self._set_cordon(node, on=False):
                     break
                 await asyncio.sleep(1.0)
         await self._until_back(node, "it was cordoned")
+
+    async def _dies_cordoned(self, node: NodeProcesses) -> None:
+        self._count("cordoned sidecar")
+        node.kill_sidecar()
+        await asyncio.sleep(self._chance.uniform(0.2, 8.0))
+        node.start()
+        if node.sidecar is None or not node.sidecar.machine.state.cordoned:
+            self.unrecovered.append(f"{node.name} was cordoned, and its next sidecar does not know it")
 
     async def _set_cordon(self, node: NodeProcesses, *, on: bool) -> bool:
         requester = sockets(self._world.network, "operator").requester(node.settings.endpoint, Any, Any, peer=node.name)

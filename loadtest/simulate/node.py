@@ -21,7 +21,7 @@ from .catalog import BASE, FINGERPRINT
 from .constants import EngineConstants
 from .network import Network
 from .sockets import sockets
-from .storage import ArtifactStore, MemoryArena, MemoryFetcher
+from .storage import ArtifactStore, MemoryArena, MemoryFetcher, MemoryMark
 
 ENGINE_PORT = 8000
 
@@ -72,6 +72,7 @@ class NodeProcesses:
         self._network = network
         self._refuse = refuse
         self._store = store
+        self._mark = MemoryMark()
         self._serving: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._arena: MemoryArena | None = None
@@ -89,7 +90,7 @@ class NodeProcesses:
         made = sockets(self._network, self.name)
         if self._refuse is not None:
             made = made._replace(responder=self._refusing(made.responder, self._refuse))
-        self.sidecar = Sidecar(self.settings, backends, sockets=made, storage=self._storage)
+        self.sidecar = Sidecar(self.settings, backends, sockets=made, storage=self._storage, mark=self._mark)
         self._serving = asyncio.get_running_loop().create_task(self._serve(self.sidecar))
 
     def kill_sidecar(self) -> None:

@@ -110,6 +110,19 @@ class MemoryArena:
         self._sealed.clear()
 
 
+class MemoryMark:
+    """As ``sidecar.cordon.CordonFile``: what a node's disk remembers over the lives of its sidecar."""
+
+    def __init__(self) -> None:
+        self._on = False
+
+    def is_set(self) -> bool:
+        return self._on
+
+    def set(self, *, on: bool) -> None:
+        self._on = on
+
+
 class MemoryFetcher:
     """As ``sidecar.fetch.Fetcher``."""
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import pytest
+
+from sidecar.cordon import CordonFile
 from sidecar.events import Cordoned, PrefetchHinted
 from sidecar.report import delta_report, full_report
 from sidecar.state import Changes
@@ -108,3 +112,14 @@ async def test_node_stays_cordoned_over_a_restart_of_its_sidecar(sockets: Path, 
         assert isinstance(report, NodeReport)
         assert not report.draining
     gateway.close()
+
+
+def test_mark_is_on_disk_once_it_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bool] = []
+    mark = CordonFile(str(tmp_path / "run"), "n1")
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(mark.is_set()))
+    mark.set(on=False)
+    assert not mark.is_set()
+    mark.set(on=True)
+    mark.set(on=False)
+    assert synced == [True, False], "after each change"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -17,9 +18,12 @@ import pytest
 from loadtest.simulate.catalog import MemoryCatalog, digest_of
 from loadtest.simulate.client import Ask, Client, Patience, Result
 from loadtest.simulate.clock import simulate
+from loadtest.simulate.node import node_settings
+from loadtest.simulate.sockets import sockets
 from loadtest.simulate.world import Shape, World
 from loadtest.traffic import policy_names
 from tests.loadtest.simulate.support import constants, quick
+from wire.node import Cordon
 
 SHAPE = Shape(nodes=2, slots=4, gateways=2, arena=6)
 SETTLE_S = 700.0
@@ -166,6 +170,26 @@ def test_a_gateway_that_dies_leaves_no_lease() -> None:
         return fleet.leaks()
 
     assert run(scene) == []
+
+
+def test_a_cordoned_node_stays_so_over_its_sidecars_death_and_in_its_own_world_alone() -> None:
+    async def scene() -> tuple[bool, bool]:
+        fleet, _ = world()
+        await fleet.start()
+        node = fleet.nodes[0]
+        operator = sockets(fleet.network, "operator").requester(node.settings.endpoint, Any, Any, peer=node.name)
+        await operator.request(Cordon(on=True), timeout_s=5.0)
+        node.kill_sidecar()
+        await asyncio.sleep(1.0)
+        node.start()
+        other, _ = world()
+        await other.start()
+        assert node.sidecar is not None
+        assert other.nodes[0].sidecar is not None
+        return node.sidecar.machine.state.cordoned, other.nodes[0].sidecar.machine.state.cordoned
+
+    assert run(scene) == (True, False)
+    assert not Path(node_settings("n00", slots=1).run_dir).exists(), "nothing is written to this machine"
 
 
 def test_what_is_not_given_back_is_told() -> None:
