@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -66,8 +67,7 @@ class NodeProcesses:
         self.engines = {engine.name: EngineProcess(engine, constants, stock=stock) for engine in settings.engines}
         self.sidecar: Sidecar | None = None
         self.findings: list[str] = []
-        self.installs = 0
-        self.fetches = 0
+        self._counts: Counter[str] = Counter()
         self.failures: list[BaseException] = []
         self._network = network
         self._refuse = refuse
@@ -109,10 +109,14 @@ class NodeProcesses:
     def note(self, sidecar: Sidecar) -> None:
         """Keep what a sidecar's life counted, and what was wrong with its books."""
         self.findings += audit(sidecar.machine.state)
-        self.installs += sidecar.machine.state.counts["installed"]
-        self.fetches += sidecar.machine.state.counts["fetched"]
+        self._counts.update(sidecar.machine.state.counts)
         if self._arena is not None:
             self.findings += self._arena.broken
+
+    def count(self, what: str) -> int:
+        """How often something happened, by the sidecar's own counting, in all its lives."""
+        living = self.sidecar.machine.state.counts[what] if self.sidecar is not None else 0
+        return self._counts[what] + living
 
     @property
     def arena(self) -> MemoryArena | None:
