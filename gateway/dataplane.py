@@ -138,6 +138,7 @@ class DataPlane:
         caller.require(Scope.INVOKE)
         seconds = parse_timeout(headers.get(b"x-request-timeout"), self._timeouts.request_s)
         body = parse_body(exchange.body)
+        trace.body_bytes = len(exchange.body)
         self._bounds.check(body.fields)
         target = resolve(view, caller, body.model, selector=selector(headers, body.fields, trace.request_id))
         trace.model = target.shown
@@ -232,6 +233,7 @@ class DataPlane:
         # its own id for each attempt: an engine that is told to abort an id ends every request of that id
         engine_id = b"%s-%x" % (trace.request_id, lease.number)
         trace.forwarded_at = self._loop.time()
+        trace.meter = None
         response = await self._upstream.request(
             lease.host,
             lease.port,

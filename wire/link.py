@@ -26,7 +26,8 @@ class Link:
     """Connects ``socket`` to ``endpoint``; ``on_up`` and ``on_down`` are called on changes.
 
     ``up`` is true between the end of a handshake and the loss of the connection; ``down_since`` is the loop's time.
-    Raises InvalidRequest for an endpoint that is not ZeroMQ's, NoHealthyNode where this process can have no more sockets.
+    Raises InvalidRequest for an endpoint that is not ZeroMQ's, NoHealthyNode where this process can have no more
+    sockets.
     """
 
     def __init__(

@@ -12,7 +12,6 @@ from gateway.copies import Copies
 from gateway.leases import LeaseDesk
 from gateway.nodes import NodeTable
 from gateway.resolve import Target
-from wire.node import EngineReport
 from wire.outcomes import KnownBad, NoHealthyNode, Outcome
 
 from . import stub_sidecar
