@@ -23,7 +23,7 @@ from loadtest.simulate.node import node_settings
 from loadtest.simulate.sockets import sockets
 from loadtest.simulate.world import Shape, World
 from loadtest.traffic import policy_names
-from tests.loadtest.simulate.support import constants, quick
+from tests.loadtest.simulate.support import constants, forget_releases, quick
 from wire.node import Cordon
 
 SHAPE = Shape(nodes=2, slots=4, gateways=2, arena=6)
@@ -222,15 +222,11 @@ def test_what_is_not_given_back_is_told() -> None:
 def test_a_release_that_is_lost_shows(monkeypatch: pytest.MonkeyPatch, late_s: float | None) -> None:
     """Also where the gateway makes up for it before anybody looks, by telling all that it holds."""
 
-    def send_nothing(desk: LeaseDesk) -> None:
-        desk._flush_timer = None
-        desk._returned.clear()
-
     async def scene() -> list[str]:
         fleet, names = world()
         await fleet.start()
         with monkeypatch.context() as broken:
-            broken.setattr(LeaseDesk, "flush", send_nothing)
+            broken.setattr(LeaseDesk, "flush", forget_releases)
             await Client(fleet).run_closed([Ask(0.0, name) for name in names[:4]], 2)
             await asyncio.sleep(1.0)
         if late_s is not None:
