@@ -74,8 +74,8 @@ def test_a_fleet_in_which_everything_dies_keeps_exact_books(tmp_path: Path) -> N
 
 def test_lost_releases_show_though_faults_lose_some_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LeaseDesk, "flush", forget_releases)
-    course = simulate(lambda: chaos.chaos(quick(), chaos.FLEET, tmp_path, 3, seconds=200.0, rate=2.0, every_s=10.0))
-    assert course.faults["cut"] + course.faults["short cut"] > 0
+    course = simulate(lambda: chaos.chaos(quick(), chaos.FLEET, tmp_path, 3, seconds=300.0, rate=2.0, every_s=10.0))
+    assert course.faults["cut"] > 0
     assert any("given back unheard" in leak for leak in course.leaks)
 
 
