@@ -83,6 +83,11 @@ class Gate:
             true = 1.0 / _ACCURATE <= promise.accuracy(now) <= _ACCURATE
             self._counts["retry_after_true" if true else "retry_after_off"] += 1
 
+    def put_out(self, load: Load) -> None:
+        """``load`` had been let in and has to go all the same: what was promised to it did not come true."""
+        if load.promise is not None:
+            self._counts["retry_after_off"] += 1
+
     def expire(self, now: float) -> None:
         """Forget promises that nobody came back for."""
         self._counts["retry_after_unclaimed"] += self.promises.expire(now)

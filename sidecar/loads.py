@@ -278,6 +278,7 @@ class Loads:
 
     def _turn_away(self, load: Load, message: str, now: float) -> None:
         """End a load that waits because a bound is reached."""
+        self.gate.put_out(load)
         retry_after_s = self.gate.come_back_s(load.tenant, load.key, now, order=load.order)
         self._waiters.refuse(load, Outcome.COLD_LOAD_BOUND, message, retry_after_s=retry_after_s, elsewhere=True)
         self._forget(load, now, refused=True)
