@@ -86,6 +86,45 @@ def test_a_cancelled_prefetch_is_no_failure_of_the_revision() -> None:
     assert digest(2) not in bench.machine.state.failures
 
 
+def test_a_prefetch_that_failed_is_no_failure_for_who_asks() -> None:
+    bench = Bench()
+    bench.release(bench.serve(1))
+    offer(bench, 2)
+    bench.fetch_failed(2)
+    ask = bench.ask(2)
+    bench.fetched(2)
+    bench.installed(2)
+    assert bench.granted(ask)
+
+
+def test_a_prefetch_that_hangs_changes_nothing_for_loads_of_other_revisions() -> None:
+    bench = Bench(slots=8, loads_in_flight=8, loads_in_flight_min=1)
+    bench.release(bench.serve(1))
+    limit = bench.machine.state.queue.limit
+    offer(bench, 2)
+    bench.fetch_overdue(2)
+    assert bench.machine.state.queue.limit == limit
+    assert bench.refused(bench.ask(2)).elsewhere, "this node waits for its own storage"
+    bench.fetch_failed(2)
+    ask = bench.ask(2)
+    bench.fetched(2)
+    bench.installed(2)
+    assert bench.granted(ask)
+
+
+def test_a_prefetch_that_a_load_waits_for_and_hangs_is_a_load_that_hangs() -> None:
+    bench = Bench(slots=8, loads_in_flight=8, loads_in_flight_min=1)
+    bench.release(bench.serve(1))
+    offer(bench, 2)
+    ask = bench.ask(2)
+    limit = bench.machine.state.queue.limit
+    bench.fetch_overdue(2)
+    assert bench.refused(ask).outcome is Outcome.DEADLINE
+    assert bench.machine.state.queue.limit < limit
+    bench.fetch_failed(2)
+    assert bench.refused(bench.ask(2)).outcome is Outcome.KNOWN_BAD
+
+
 def test_load_of_the_very_revision_goes_on_with_its_prefetch() -> None:
     bench = Bench()
     bench.serve(1)
