@@ -13,6 +13,7 @@ import msgspec
 
 from catalog.names import check_part
 from wire.curve import decode_key
+from wire.hosts import is_port
 from wire.outcomes import InvalidRequest, RoostError
 
 from .fleet import Fleet
@@ -60,7 +61,7 @@ def check_nodes(nodes: Iterable[NodeAddress], *, curve: bool, field: str) -> Non
             if not _ENDPOINT_RE.fullmatch(endpoint):
                 message = f"{path}.{part}: expected ipc:///path/to/socket or tcp://host:port, got {endpoint!r}"
                 raise InvalidRequest(message, field=f"{path}.{part}")
-            if endpoint.startswith("tcp://") and not 0 < int(endpoint.rpartition(":")[2]) < 65536:
+            if endpoint.startswith("tcp://") and not is_port(int(endpoint.rpartition(":")[2])):
                 raise InvalidRequest(f"{path}.{part}: expected a port of 1 to 65535", field=f"{path}.{part}")
             if endpoint.startswith("tcp://") and not (curve and node.public):
                 whose = "the node's CURVE key as `public`" if curve else "CURVE keys of this gateway"
