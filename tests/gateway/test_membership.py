@@ -23,6 +23,7 @@ from gateway.settings import GatewaySettings, NodeAddress
 from wire import endpoints
 from wire.curve import CurveKeys, make_keys
 from wire.events import Scope
+from wire.node import NodeDelta
 from wire.outcomes import InvalidRequest
 
 from . import stub_engine
@@ -384,9 +385,27 @@ async def test_a_drain_waits_for_the_last_request(tmp_path: Path) -> None:
             )
             await asyncio.sleep(0.05)
             assert not draining.done()
+        mesh.sidecar.publish(NodeDelta(node="n0", loads_queued=1))
         await mesh.all_leases_are_back()
-        mesh.sidecar.announce()
+        mesh.sidecar.publish(NodeDelta(node="n0", engines=mesh.sidecar.report().engines))
+        await asyncio.sleep(0.2)
+        assert not draining.done(), "a load that waits ends in a request"
+        mesh.sidecar.publish(NodeDelta(node="n0", loads_queued=0))
         assert (await draining).json["state"] == "drained"
+
+
+async def test_a_drain_ends_where_the_node_is_put_back_meanwhile(tmp_path: Path) -> None:
+    async with Mesh(tmp_path) as mesh:
+        admin = mesh.key("*")
+        mesh.engine.scripts.append(stub_engine.go_on_for_ever)
+        async with mesh.streaming(BASE):
+            mesh.sidecar.announce()
+            path = "/roost/v1/nodes/n0"
+            draining = asyncio.ensure_future(mesh.ask("POST", f"{path}/drain", json={"wait_s": 20}, headers=admin))
+            await until(lambda: mesh.sidecar.draining)
+            await mesh.ask("POST", f"{path}/uncordon", json={}, headers=admin)
+            assert (await draining).json["state"] == "serving"
+        await mesh.all_leases_are_back()
 
 
 async def test_nodes_are_for_who_runs_the_fleet(tmp_path: Path) -> None:
