@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from gateway.nodes import Deployed, Node, NodeTable
+from gateway.deployments import Deployed
+from gateway.nodes import Node, NodeTable
 from wire.node import Residency
 
 from .bounds import Bounds

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.names import adapter_name
-from gateway.nodes import Node, NodeTable, Share
+from gateway.deployments import Share
+from gateway.nodes import Node, NodeTable
 from gateway.placement import Demand, Placer
 from gateway.placement.bounds import Bounds
 from gateway.placement.rendezvous import Rendezvous
@@ -408,6 +409,17 @@ def test_totals_are_what_the_nodes_that_take_work_have() -> None:
     nodes.remove("b")
     total = nodes.totals(DEPLOYED)
     assert (total.ready, total.slots, total.outstanding, total.adapters) == (0, 0, 0, 0)
+
+
+def test_the_loads_of_a_node_count_once_however_many_bases_it_runs() -> None:
+    others = [(f"base{number}", str(number) * 64) for number in range(3)]
+    engines = [engine(f"e{number}", base=base, fingerprint=mark) for number, (base, mark) in enumerate(others)]
+    nodes = table(report("a", *engines))
+    for loads in (1, 2, 3, 7, 0):
+        nodes["a"].apply(NodeDelta(node="a", loads_queued=loads))
+        counts = [nodes.totals(deployed).adapters for deployed in others]
+        assert sum(counts) == loads
+        assert max(counts) - min(counts) <= 1
 
 
 def test_base_requests_of_a_large_fleet_look_at_some_nodes_and_reach_all() -> None:
