@@ -21,7 +21,6 @@ from wire.node import (
     Cordon,
     GatewayAlive,
     Holding,
-    Prefetch,
     Release,
     ReportOfNode,
 )
@@ -43,7 +42,6 @@ from .events import (
     FetchOverdue,
     GatewayHeard,
     GatewayHolds,
-    PrefetchHinted,
     Released,
     Tick,
 )
@@ -195,8 +193,6 @@ class Sidecar:
             self._apply(GatewayHolds(holding=ask))
         elif isinstance(ask, Cordon):
             self._cordon(ask, reply)
-        elif isinstance(ask, Prefetch):
-            self._apply(PrefetchHinted(digest=ask.digest, size=ask.size))
 
     def _cordon(self, ask: Cordon, reply: Reply[AnswerOfNode]) -> None:
         try:

@@ -105,13 +105,6 @@ class AskState(NodeMessage, frozen=True, kw_only=True):
     """Ask for full state (a gateway that starts, or found a gap in the reports)."""
 
 
-class Prefetch(NodeMessage, frozen=True, kw_only=True):
-    """A hint, one-way: have these bytes in the arena, if there is room and idle bandwidth."""
-
-    digest: str
-    size: int
-
-
 class Cordon(NodeMessage, frozen=True, kw_only=True):
     """Take the node out of service, or back in; a request, answered with full state.
 
@@ -231,6 +224,6 @@ class NodeDelta(NodeMessage, frozen=True, kw_only=True):
     draining: bool | None = None
 
 
-AskOfNode = Acquire | Release | GatewayAlive | AskState | Prefetch | Cordon | Holding
+AskOfNode = Acquire | Release | GatewayAlive | AskState | Cordon | Holding
 AnswerOfNode = Granted | Refused | NodeReport
 ReportOfNode = NodeReport | NodeDelta

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.cordon import CordonFile
-from sidecar.events import Cordoned, PrefetchHinted
+from sidecar.events import Cordoned
 from sidecar.report import delta_report, full_report
 from sidecar.state import Changes
 from tests.sidecar.conftest import Gateway, Store, config, running
@@ -16,7 +16,7 @@ from tests.sidecar.fake_engine import FakeBackend
 from wire.node import AskState, Cordon, Granted, NodeReport, Refused
 from wire.outcomes import Outcome
 
-from .bench import SIZE, Bench, digest
+from .bench import Bench
 
 
 def cordon(bench: Bench, *, on: bool = True) -> None:
@@ -64,14 +64,6 @@ def test_node_in_service_again_takes_leases() -> None:
     cordon(bench)
     cordon(bench, on=False)
     assert bench.granted(bench.ask(1))
-
-
-def test_cordoned_node_fetches_nothing_ahead() -> None:
-    bench = Bench()
-    cordon(bench)
-    bench.send(PrefetchHinted(digest=digest(7), size=SIZE))
-    bench.wait(5.0)
-    assert not bench.fetches
 
 
 def test_reports_tell_of_it() -> None:

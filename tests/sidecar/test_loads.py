@@ -6,10 +6,9 @@ import pytest
 
 from backends.interface import Removal
 from sidecar.effects import CancelFetch, StartFetch, StartInstall
-from sidecar.events import PrefetchHinted
 from wire.outcomes import Outcome
 
-from .bench import SIZE, TENANT, Bench, digest, name
+from .bench import Bench, digest, name
 from .world import World
 
 
@@ -367,30 +366,6 @@ def test_unsure_removal_is_asked_again_and_sends_nobody_there() -> None:
     bench.removed(1, removal=Removal.ABSENT)
     bench.installed(2)
     assert bench.granted(waiting).adapter == name(2)
-
-
-def test_prefetch_brings_bytes_only_while_nothing_is_loaded() -> None:
-    bench = Bench()
-    bench.ask(1)
-    bench.send(PrefetchHinted(digest=digest(2), size=SIZE))
-    assert digest(2) not in bench.fetches
-    bench.fetched(1)
-    bench.installed(1)
-    bench.wait(1.0)
-    bench.fetched(2)
-    bench.ask(2)
-    assert not bench.fetches
-    bench.installed(2)
-
-
-def test_ask_joins_a_prefetch() -> None:
-    bench = Bench()
-    bench.send(PrefetchHinted(digest=digest(1), size=SIZE))
-    ask = bench.ask(1)
-    assert len(bench.started(StartFetch)) == 1
-    bench.fetched(1)
-    bench.installed(1)
-    assert bench.granted(ask).adapter == name(1, TENANT)
 
 
 # fetches that nobody wants any more

@@ -40,7 +40,6 @@ from sidecar.events import (
     InstalledRead,
     InstallRejected,
     InstallUnsure,
-    PrefetchHinted,
     Released,
     RemoveDone,
     RemoveUnsure,
@@ -301,10 +300,6 @@ class Node(RuleBasedStateMachine):
         self.send(Cordoned(on=on))
         if on:
             assert self.machine.state.queue.queued == 0
-
-    @rule(number=ADAPTERS)
-    def hint(self, number: int) -> None:
-        self.send(PrefetchHinted(digest=digest(number), size=10_000))
 
     @rule(number=ADAPTERS)
     def offer(self, number: int) -> None:

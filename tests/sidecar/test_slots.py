@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from backends.interface import Removal
 from sidecar.effects import StartRemove
-from sidecar.events import PrefetchHinted
+from sidecar.events import RevisionOffered
 
-from .bench import SIZE, Bench, digest, name
+from .bench import SIZE, TENANT, Bench, digest, name
 
 
 def test_free_slot_before_eviction_and_least_recently_used_first() -> None:
@@ -288,7 +288,7 @@ def test_adapter_whose_bytes_are_at_hand_goes_before_one_that_would_have_to_be_f
     bench.release(bench.ask(2))
     # another revision's bytes take the room of the first one's: they are in its slot only
     cache = bench.machine.state.cache
-    bench.send(PrefetchHinted(digest=digest(9), size=SIZE))
+    bench.send(RevisionOffered(policy=f"{TENANT}/p", digest=digest(9), size=SIZE))
     bench.wait(1.0)
     bench.fetched(9)
     gone, kept = (1, 2) if cache.resident(digest(2)) else (2, 1)
