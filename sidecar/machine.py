@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +101,10 @@ class Machine:
         if not self._heard(request.gateway, request.instance, now):
             message = f"a later life of gateway {request.gateway} was heard already: is its name in use twice?"
             self.state.refuse((event.ask,), request.lease, Outcome.NO_HEALTHY_NODE, message)
+            return
+        if not 0.0 < request.ttl_s < math.inf:
+            message = f"ttl_s must be a positive number of seconds, not {request.ttl_s:g}"
+            self.state.refuse((event.ask,), request.lease, Outcome.INVALID_REQUEST, message, field="ttl_s")
             return
         self.prefetches.asked(request)
         key = request.gateway, request.lease

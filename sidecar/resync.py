@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from catalog.names import split_adapter_name
 from wire.node import HeldLease, Holding
 
@@ -47,7 +49,8 @@ class Resync:
         engine = self._state.engines.get(held.engine)
         ours = split_adapter_name(held.adapter)
         there = engine is not None and engine.ready and (not held.adapter or engine.leasable(held.adapter))
-        if not there or (ours is None and held.adapter) or held.ttl_s <= 0.0:
+        ends = 0.0 < held.ttl_s < math.inf
+        if not there or (ours is None and held.adapter) or not ends:
             self._state.counts["leases_not_adopted"] += 1
             return
         lease = Lease(holding.gateway, held.lease, held.engine, held.adapter, ours[1] if ours else "", now)

@@ -39,7 +39,7 @@ class Acquire(NodeMessage, frozen=True, kw_only=True):
     ``lease`` is chosen by the gateway, unique within ``gateway``; the same lease asked twice is one lease.
     ``instance`` is the gateway's life, as in ``GatewayAlive``: whichever message of a new life comes first ends what
     the former one held.
-    ``ttl_s`` bounds how long the lease lives without a release; asking for it again renews it.
+    ``ttl_s``, positive and finite, bounds how long the lease lives without a release; asking for it again renews it.
     The wire's own request deadline says how long the asker will wait.
     """
 

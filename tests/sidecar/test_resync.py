@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+
+import pytest
 
 from sidecar.effects import StartRemove
 from sidecar.events import GatewayHolds
@@ -168,3 +171,12 @@ async def test_restarted_sidecar_is_told_over_its_socket(sockets: Path, store: S
         gateway.wire.send(Holding(gateway="g1", instance="i1", leases=(), newest=answer.lease))
         await until(lambda: sidecar.machine.state.engines["e1"].outstanding == 0)
     gateway.close()
+
+
+@pytest.mark.parametrize("ttl_s", [math.nan, math.inf, 0.0, -1.0])
+def test_held_lease_that_would_never_end_or_has_ended_is_not_adopted(ttl_s: float) -> None:
+    bench = Bench(up=False)
+    bench.up(installed=(name(1),))
+    holds(bench, held(7, ttl_s=ttl_s))
+    assert outstanding(bench) == 0
+    assert bench.machine.state.counts["leases_not_adopted"] == 1
