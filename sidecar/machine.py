@@ -243,7 +243,7 @@ class Machine:
             self.state.digest_changed(digest)
         for digest, _ in self.state.unfit.forget_old(now):
             self.state.digest_changed(digest)
-        self._loads.gate.expire(now)
+        self._loads.estimates.expire(now)
         self._completions.retry_unsure(now)
         self._completions.compare(now)
         self.auditor.tick(now)
