@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -119,6 +119,10 @@ class LoadQueue:
         """The waiting loads, each when it is its turn: see ``Turns.order``."""
         yield from self.turns.order()
         yield from tuple(self._background)
+
+    def still(self, loads: Iterable[Load]) -> Iterator[Load]:
+        """Those of ``loads`` that have not ended when they are reached: ending one may end others."""
+        return (load for load in tuple(loads) if self._loads.get(load.key) is load)
 
     def flying(self) -> Iterator[Load]:
         """The loads in flight."""

@@ -60,7 +60,7 @@ class Completions:
         self._state.cache.completed(event.digest, now)
         self._state.counts["fetched"] += 1
         self._state.digest_changed(event.digest)
-        for load in self._of_digest(event.digest, Stage.FETCHING):
+        for load in self._state.queue.still(self._of_digest(event.digest, Stage.FETCHING)):
             self._loads.seat(load, now)
 
     def fetch_overdue(self, event: FetchOverdue, now: float) -> None:
@@ -254,7 +254,7 @@ class Completions:
         loads = self._of_digest(digest, Stage.FETCHING, Stage.WAITING)
         if loads:
             self._remember(digest, message, now)
-        for load in loads:
+        for load in self._state.queue.still(loads):
             self._loads.fail(load, now, outcome, message, elsewhere=outcome is not Outcome.UNFIT)
         return bool(loads)
 

@@ -61,7 +61,7 @@ class Lifecycle:
         if not was_ready:
             return
         self._state.counts["engine_deaths"] += 1
-        for load in list(self._state.queue):
+        for load in self._state.queue.still(self._state.queue):
             if load.engine == engine.name:
                 self._lost_its_engine(load, under_way, engine.trouble, now)
         if not any(other.ready for other in self._state.by_base[engine.base]):
@@ -107,7 +107,8 @@ class Lifecycle:
             self._loads.bounce(load, now)
 
     def _refuse_all(self, engine: Engine, now: float) -> None:
-        for load in [load for load in self._state.queue if load.base == engine.base]:
+        queue = self._state.queue
+        for load in queue.still(load for load in queue if load.base == engine.base):
             self._waiters.refuse(
                 load,
                 Outcome.NO_HEALTHY_NODE,

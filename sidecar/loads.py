@@ -78,7 +78,7 @@ class Loads:
 
     def refuse_waiting(self, outcome: Outcome, message: str, now: float) -> None:
         """Nothing new is loaded here any more: whoever waits for a load that has not begun is sent elsewhere."""
-        for load in list(self._queue.order()):
+        for load in self._queue.still(self._queue.order()):
             self.fail(load, now, outcome, message, elsewhere=True)
 
     def _join(self, asked: Asked, load: Load, now: float) -> None:

@@ -58,6 +58,19 @@ def test_loads_that_wait_for_their_turn_are_sent_elsewhere_at_once() -> None:
     assert bench.machine.state.queue.queued == 0
 
 
+def test_who_waits_for_a_slot_kept_for_another_load_gets_it_when_that_load_is_sent_elsewhere() -> None:
+    bench = Bench(slots=1, slot_age_bound_s=3.0)
+    bench.serve(1)
+    newcomer = bench.ask(2)
+    bench.wait(5.0)
+    assert not bench.serving(), "kept from new leases for the newcomer"
+    returning = bench.ask(1)
+    cordon(bench)
+    assert bench.refused(newcomer).elsewhere
+    assert bench.granted(returning).waited
+    assert not list(bench.machine.state.queue)
+
+
 def test_node_in_service_again_takes_leases() -> None:
     bench = Bench()
     bench.release(bench.serve(1))

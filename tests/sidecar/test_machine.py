@@ -201,6 +201,18 @@ class Node(RuleBasedStateMachine):
         for _ in range(3):
             self.the_world_works()
 
+    @rule(gateway=st.sampled_from(GATEWAYS), returning=st.integers(0, 3), on=st.booleans())
+    def newcomer_waits_for_a_busy_slot(self, gateway: str, returning: int, on: bool) -> None:
+        """Past the age bound one is kept for it, and who comes back to what serves there waits beside it."""
+        for number in range(SLOTS * sum(model.up for model in self.engines.values())):
+            self.ask_and_load(number, gateway)
+        self.ask(4, gateway, 30.0, 8, TENANTS[0])
+        for _ in range(8):
+            self.sign_of_life(gateway)
+            self.time_passes(0.5, 1)
+        self.ask(returning, gateway, 30.0, 8, TENANTS[0])
+        self.cordon(on)
+
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def ask_again(self, data: st.DataObject) -> None:
