@@ -9,6 +9,7 @@ from .admission import Load, Stage
 from .calls import EngineCalls
 from .events import Cordoned, EngineDown, EngineRemarked, EngineUp
 from .loads import Loads
+from .resync import Resync
 from .slots import Call, CallKind, Engine, Slot, SlotState
 from .state import NodeState
 from .waiters import WaitingRoom
@@ -20,8 +21,11 @@ FIRST_LOOK_S = 5.0
 class Lifecycle:
     """Applies what is told of whole engines."""
 
-    def __init__(self, state: NodeState, calls: EngineCalls, loads: Loads, waiters: WaitingRoom) -> None:
+    def __init__(
+        self, state: NodeState, calls: EngineCalls, loads: Loads, waiters: WaitingRoom, resync: Resync
+    ) -> None:
         self._state = state
+        self._resync = resync
         self._calls = calls
         self._loads = loads
         self._waiters = waiters
@@ -81,10 +85,9 @@ class Lifecycle:
             self._state.changes.engines.add(engine.name)
 
     def _adopt(self, engine: Engine, adapter: str, digest: str, now: float) -> None:
-        """Requests that we know nothing of may be using it: an engine that can't say so keeps it for a while."""
         slot = engine.slots[adapter] = Slot(adapter, digest, 0, SlotState.SERVING, used_at=now)
         if engine.limits is not None and not engine.limits.removes_for_real:
-            slot.hold_until = now + self._state.settings.lost_lease_hold_s
+            self._resync.hold(engine, slot, now)
         self._loads.serve(engine, slot, now)
 
     def _empty(self, engine: Engine) -> None:

@@ -57,8 +57,8 @@ class Machine:
         self._loads = Loads(self.state, self._calls, self.waiters)
         self.prefetches = Prefetches(self.state, self._loads)
         self._completions = Completions(self.state, self._calls, self._loads)
-        self._lifecycle = Lifecycle(self.state, self._calls, self._loads, self.waiters)
         self._resync = Resync(self.state, self.waiters)
+        self._lifecycle = Lifecycle(self.state, self._calls, self._loads, self.waiters, self._resync)
         self.auditor = Auditor(self.state)
         self._ticked: float | None = None
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -229,6 +229,7 @@ class Machine:
     def _tick(self, event: Tick, now: float) -> None:
         if self._ticked is not None and now - self._ticked > _STALL_S:
             self.state.leases.excuse(now - self._ticked)
+            self._resync.excuse(now - self._ticked)
         self._ticked = now
         for key in self.waiters.overdue(now):
             load = self.waiters.load_of(key)
@@ -239,6 +240,7 @@ class Machine:
         self.state.counts["leases_expired"] += len(expired)
         self.state.counts["leases_of_silent_gateways"] += len(silent)
         self.state.end_leases(expired + silent, now, lost=True)
+        self._resync.end_holds(now)
         for digest in self.state.failures.forget_old(now):
             self.state.digest_changed(digest)
         for digest, _ in self.state.unfit.forget_old(now):
