@@ -20,8 +20,11 @@ from wire.outcomes import QuotaExceeded
 # tokens that a tenant's first requests are taken to need
 _FIRST_GUESS = 256.0
 _SMOOTHING = 0.1
-# a promise that nobody came for is given up after this
-_PATIENCE_S = 5.0
+# a promise that nobody came for is given up after this: clients wait whole seconds
+_PATIENCE_S = 3.0
+# with each further one in a row so many times as many of the latest are: who asked again and again, without waiting,
+# was promised a moment each time
+_DISBELIEF, _MOST_DISBELIEF = 4, 4**6
 # further ahead than this nobody is promised a place of his own: those who never come back would push it on and on
 _HORIZON_S = 600.0
 # tenants that are remembered without need; past it those that can be forgotten are, whenever there are twice as many
@@ -80,7 +83,7 @@ class _Tenant:
     been let in and are not over.
     """
 
-    __slots__ = ("mean_tokens", "metered", "promises", "requests", "tokens", "unsettled")
+    __slots__ = ("disbelief", "mean_tokens", "metered", "promises", "requests", "tokens", "unsettled")
 
     def __init__(self, quota: Quota, now: float) -> None:
         self.requests = Bucket(quota.requests_per_minute, now)
@@ -88,18 +91,19 @@ class _Tenant:
         self.metered = quota.tokens_per_minute > 0
         self.mean_tokens = min(_FIRST_GUESS, self.tokens.capacity)
         self.promises: deque[float] = deque()
+        self.disbelief = 1
         self.unsettled = 0
 
     def admit(self, now: float) -> float:
         """Take one request's worth, and return how many tokens that was. Raises QuotaExceeded."""
-        while self.promises and self.promises[0] < now - _PATIENCE_S:
+        self._give_up(now)
+        if self.promises and self.promises[0] <= now:
             self.promises.popleft()
+            self.disbelief = 1
         reserved = self.mean_tokens
         wait_s = self._wait_s(1, reserved, now)
         if wait_s > 0:
             raise QuotaExceeded(self._why(now), retry_after_s=self._promise(wait_s, reserved, now))
-        if self.promises and self.promises[0] <= now:
-            self.promises.popleft()
         self.requests.take(1.0)
         self.tokens.take(reserved)
         return reserved
@@ -113,6 +117,14 @@ class _Tenant:
     def _wait_s(self, count: int, reserved: float, now: float) -> float:
         # no bucket ever holds more than its capacity: beyond that a wait is for refilling, not for a level
         return max(self.requests.wait_s(float(count), now), self.tokens.wait_s(count * reserved, now))
+
+    def _give_up(self, now: float) -> None:
+        """Count no more on those who did not come when they were told to, nor on others like them."""
+        while self.promises and self.promises[0] < now - _PATIENCE_S:
+            for _ in range(min(self.disbelief, len(self.promises) - 1)):
+                self.promises.pop()
+            self.promises.popleft()
+            self.disbelief = min(self.disbelief * _DISBELIEF, _MOST_DISBELIEF)
 
     def _promise(self, alone_s: float, reserved: float, now: float) -> float:
         """Seconds until a place is free that nobody else was promised."""

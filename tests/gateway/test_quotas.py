@@ -147,6 +147,32 @@ def test_who_never_comes_back_costs_nobody_for_long() -> None:
     assert wait_of(quotas) == 0.0
 
 
+def test_who_asked_again_and_again_without_waiting_is_soon_counted_on_no_more() -> None:
+    clock = Clock()
+    quotas = of_acme(clock, requests=30)
+    while clock.now < 8.0:
+        clock.now += 0.002
+        wait_of(quotas)
+    assert wait_of(quotas) > 500
+    clock.now += 12.0
+    waits = [wait_of(quotas) for _ in range(8)]
+    assert waits[:6] == [0.0] * 6
+    assert all(0 < wait < 15 for wait in waits[6:])
+
+
+def test_a_few_who_do_not_come_back_do_not_bring_the_others_back_too_early() -> None:
+    clock = Clock()
+    quotas = of_acme(clock, requests=60)
+    waits = [wait for _ in range(100) if (wait := wait_of(quotas))]
+    for number, wait in enumerate(waits[:20]):
+        if number % 5:
+            clock.now = wait
+            assert wait_of(quotas) == 0.0
+    newcomers = [wait_of(quotas) for _ in range(5)]
+    assert newcomers[:4] == [0.0] * 4, "what the others did not come for"
+    assert newcomers[4] > 0.5 * (waits[-1] - clock.now)
+
+
 def test_gateways_divide_a_quota_and_only_those_who_have_one_are_bounded() -> None:
     clock = Clock()
     quotas = of_acme(clock, requests=60, gateways=3)
