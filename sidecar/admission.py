@@ -101,6 +101,7 @@ class LoadQueue:
 
     def __init__(self, settings: SidecarSettings) -> None:
         self._limit = AdaptiveLimit(settings.loads_in_flight_min, settings.loads_in_flight, _FIRST_LIMIT)
+        self._engines = max(1, len(settings.engines))
         self._loads: dict[LoadKey, Load] = {}
         self._flying: dict[LoadKey, Load] = {}
         self._background: list[Load] = []
@@ -223,7 +224,8 @@ class LoadQueue:
 
     @property
     def _expected_interval_s(self) -> float:
-        return self.times.load_s / self.limit
+        # however many are in flight, an engine installs one at a time
+        return max(self.times.load_s / self.limit, self.times.install_s / self._engines)
 
     def timed_out(self) -> None:
         """A load in flight was given up because something took too long."""

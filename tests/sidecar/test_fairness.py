@@ -193,3 +193,21 @@ def test_hot_set_larger_than_the_slots_starves_nobody() -> None:
     # the age bound, and a resident's drain: its requests end within theirs
     assert max(waits) <= 5.0 + 4 * 2.0
     world.check()
+
+
+def test_first_estimates_know_that_an_engine_installs_one_at_a_time() -> None:
+    """Before any queue was seen to drain, with room for many loads in flight and few in the queue."""
+    world = World(slots=8, fetch_s=0.01, install_s=0.5, use_s=0.1, loads_queued=6, loads_queued_per_tenant=5,
+                  loads_in_flight_min=8, loads_in_flight=8)  # fmt: skip
+    for number in range(8):
+        world.request("a", 100 + number)
+        world.run(3.0)
+    burst = [world.request("a", number) for number in range(30)]
+    world.run(60.0)
+    refused = [request for request in burst if request.refusals]
+    assert len(refused) > 10
+    assert sum(len(request.refusals) > 1 for request in refused) <= 2
+    for request in refused:
+        _, told_s = request.refusals[0]
+        assert 0.5 <= told_s / request.waited <= 2.0
+    world.check()
