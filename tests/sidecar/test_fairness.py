@@ -207,7 +207,6 @@ def test_first_estimates_know_that_an_engine_installs_one_at_a_time() -> None:
     refused = [request for request in burst if request.refusals]
     assert len(refused) > 10
     assert sum(len(request.refusals) > 1 for request in refused) <= 2
-    for request in refused:
-        _, told_s = request.refusals[0]
-        assert 0.5 <= told_s / request.waited <= 2.0
+    counts = world.machine.state.counts
+    assert (counts["retry_after_true"], counts["retry_after_off"]) == (len(refused), 0)
     world.check()
