@@ -68,6 +68,8 @@ class AnswerFilter:
             piece = _told_in_our_form(rename(piece, self._adapter, self._shown))
         if piece:
             self._begun = True
+            if self._meter is not None:
+                self._meter.begun = True
             self._mid_event = not piece.endswith(_END_OF_EVENT)
         if self._echo is None:
             return piece

@@ -160,7 +160,7 @@ class Gateway:
             max_control_body_bytes=settings.max_artifact_bytes,
             head_timeout_s=settings.head_timeout_s,
             keep_alive_s=settings.keep_alive_s,
-            max_connections=_affordable(settings.max_connections),
+            max_connections=_affordable(settings.max_connections, other_nodes=max(0, len(self.nodes) - 1)),
         )
         self._server = await serve(
             settings.host, settings.port, data_routes=DATA_ROUTES, handler=data.handle, control=control, limits=limits
@@ -175,10 +175,12 @@ class Gateway:
         return dropped
 
 
-def _affordable(wanted: int) -> int:
+def _affordable(wanted: int, *, other_nodes: int) -> int:
     """Past the bound a client is told so; past the host's bound on open files nobody could be told anything."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    affordable = wanted if files == resource.RLIM_INFINITY else min(wanted, connections_within(files))
+    affordable = (
+        wanted if files == resource.RLIM_INFINITY else min(wanted, connections_within(files, other_nodes=other_nodes))
+    )
     if affordable < wanted:
         _log.warning("%d connections at most, not %d: this process may open %d files only", affordable, wanted, files)
     return affordable

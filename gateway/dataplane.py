@@ -23,6 +23,7 @@ from .auth import ALL_TENANTS, Authenticator, Caller
 from .body import Body, parse_body
 from .bounds import GenerationBounds
 from .catalog_source import CatalogSource
+from .copies import Copies
 from .http import Exchange, UpstreamPool, UpstreamResponse, error_answer
 from .leases import Lease, LeaseDesk, TryElsewhere
 from .metrics import Metrics
@@ -90,6 +91,7 @@ class DataPlane:
         self._authenticator = authenticator
         self._placer = placer
         self._leases = leases
+        self._copies = Copies(leases, timeouts.acquire_s)
         self._upstream = upstream
         self._metrics = metrics
         self._access_log = access_log
@@ -136,6 +138,7 @@ class DataPlane:
         caller.require(Scope.INVOKE)
         seconds = parse_timeout(headers.get(b"x-request-timeout"), self._timeouts.request_s)
         body = parse_body(exchange.body)
+        trace.body_bytes = len(exchange.body)
         self._bounds.check(body.fields)
         target = resolve(view, caller, body.model, selector=selector(headers, body.fields, trace.request_id))
         trace.model = target.shown
@@ -152,7 +155,11 @@ class DataPlane:
 
     async def _serve(self, exchange: Exchange, trace: Trace, job: Job) -> None:
         """Place and try; once more, elsewhere where there is an elsewhere, as long as no byte went to the client."""
-        node = self._placer.place(job.target.demand, spread=self._spread(job))
+        spread = self._spread(job)
+        wanted: list[Node] = []
+        node = self._placer.place(job.target.demand, spread=spread, wanted=wanted)
+        if wanted:
+            self._copies.make(wanted, job.target)
         try:
             await self._attempt(exchange, trace, job, node)
             return
@@ -160,7 +167,7 @@ class DataPlane:
             first = missed
         if exchange.started:
             raise first.error
-        other = self._second_choice(job, node, first)
+        other = self._second_choice(job, node, first, spread)
         self._metrics.retries += 1
         try:
             await self._attempt(exchange, trace, job, other)
@@ -176,10 +183,10 @@ class DataPlane:
         self._turn += 1
         return self._turn
 
-    def _second_choice(self, job: Job, node: Node, missed: TryElsewhere) -> Node:
+    def _second_choice(self, job: Job, node: Node, missed: TryElsewhere, spread: int) -> Node:
         """Another node, or the same one where something broke that may be mended by now."""
         try:
-            other = self._placer.place(job.target.demand, excluded=(node.name,))
+            other = self._placer.place(job.target.demand, excluded=(node.name,), spread=spread)
         except RoostError:
             raise missed.error from None
         if other is node and missed.refused:
@@ -226,6 +233,7 @@ class DataPlane:
         # its own id for each attempt: an engine that is told to abort an id ends every request of that id
         engine_id = b"%s-%x" % (trace.request_id, lease.number)
         trace.forwarded_at = self._loop.time()
+        trace.meter = None
         response = await self._upstream.request(
             lease.host,
             lease.port,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ from wire.sockets import ZEROMQ, FeedSubscriber, Requester, Sockets
 
 from .nodes import Node, NodeTable
 from .settings import NodeAddress
+from .signs import SignsOfLife
 
 _log = logging.getLogger(__name__)
 
@@ -33,16 +35,17 @@ _STATE_TIMEOUT_S = 5.0
 _STATE_RETRY_S = 0.5
 # the sidecar's next answer is newer, unless it has changed again within a round trip
 _STALE_RETRY_S = 0.01
-_ALIVE_EVERY_S = 3.0
-_ALIVE_RETRY_S = 0.25
-# what is held is told in each so many signs of life
-_HOLDING_ROUNDS = 10
+# how often a node that has left is looked at, and how long it must have had nothing: longer than the releases of its
+# last requests are gathered
+_LEAVING_LOOK_S = 0.25
+_LEAVING_IDLE_S = 0.2
 
 
 class NodeLink:
-    """One node's sockets. Keeps its ``Node`` current: full state at the start, after a gap and after a silence.
+    """One node's sockets. Keeps its ``node`` current: full state at the start, after a gap and after a silence; and the
+    node told that this gateway lives, with what it holds there where the node is heard again or is another life.
 
-    ``on_news`` is called when the node is heard again, or is another life of it.
+    Raises RoostError for an address or a key that is none, or where there is no socket left.
     """
 
     def __init__(
@@ -52,11 +55,11 @@ class NodeLink:
         curve: CurveKeys | None,
         sockets: Sockets,
         *,
-        on_news: Callable[[], None] = lambda: None,
+        alive: GatewayAlive,
+        holding: Callable[[], Holding | None],
     ) -> None:
         self.address = address
-        self._node = node
-        self._on_news = on_news
+        self.node = node
         self._loop = asyncio.get_running_loop()
         self._refresh: asyncio.Task[None] | None = None
         self._refresh_again = False
@@ -72,17 +75,22 @@ class NodeLink:
             server_public=address.public,
             patience_s=GRACE_S,
         )
-        self._feed: FeedSubscriber[ReportOfNode] = sockets.subscriber(
-            address.feed_endpoint,
-            ReportOfNode,
-            on_message=self._on_report,
-            on_gap=lambda expected, got: self.ask_state(),
-            on_silence=self._on_silence,
-            on_return=self._on_return,
-            silence_s=SILENCE_S,
-            curve=curve,
-            server_public=address.public,
-        )
+        try:
+            self._feed: FeedSubscriber[ReportOfNode] = sockets.subscriber(
+                address.feed_endpoint,
+                ReportOfNode,
+                on_message=self._on_report,
+                on_gap=lambda expected, got: self.ask_state(),
+                on_silence=self._on_silence,
+                on_return=self._on_return,
+                silence_s=SILENCE_S,
+                curve=curve,
+                server_public=address.public,
+            )
+        except RoostError:
+            self.requester.close()
+            raise
+        self.signs = SignsOfLife(self.requester, alive, holding)
 
     def ask_state(self) -> None:
         """Ask for full state, until the answer is no older than what the feed has told by the time it comes."""
@@ -99,6 +107,7 @@ class NodeLink:
         for pending in (self._refresh, self._grace):
             if pending is not None:
                 pending.cancel()
+        self.signs.close()
         self._feed.close()
         self.requester.close()
 
@@ -112,7 +121,7 @@ class NodeLink:
     @property
     def unused(self) -> bool:
         """Whether this gateway has nothing there."""
-        return self._node.leased == 0 and self.requester.in_flight == 0
+        return self.node.leased == 0 and self.requester.in_flight == 0
 
     def take(self, report: NodeReport) -> None:
         """A full state that was asked for otherwise, unless the feed has told of later changes already."""
@@ -120,7 +129,7 @@ class NodeLink:
             self._take_state(report)
 
     def _on_return(self) -> None:
-        self._on_news()
+        self.signs.tell_all()
         self.ask_state()
 
     def _on_report(self, number: int, report: ReportOfNode) -> None:
@@ -129,19 +138,19 @@ class NodeLink:
             return
         epoch, newest = self._taken
         if self._feed.position[0] != epoch or number > newest:
-            self._node.apply(report)
+            self.node.apply(report)
 
     def _on_silence(self) -> None:
-        self._node.doubt()
+        self.node.doubt()
         self._end_grace()
-        self._grace = self._loop.call_later(GRACE_S, self._node.fall_silent)
+        self._grace = self._loop.call_later(GRACE_S, self.node.fall_silent)
 
     def _take_state(self, report: NodeReport) -> None:
         self._end_grace()
         if report.epoch != self._taken[0]:
-            self._on_news()
+            self.signs.tell_all()
         self._taken = (report.epoch, report.number)
-        self._node.replace(report)
+        self.node.replace(report)
 
     def _end_grace(self) -> None:
         if self._grace is not None:
@@ -193,24 +202,19 @@ class Fleet:
         self._sockets = sockets
         self._links: dict[str, NodeLink] = {}
         self._leaving: dict[str, NodeLink] = {}
+        # since when those that leave have had nothing
+        self._idle_since: dict[str, float] = {}
         self._holding: Callable[[str], Holding] | None = None
-        # nodes that are to be told what is held of them
-        self._untold: set[str] = set()
         self._alive = GatewayAlive(gateway=gateway, instance=instance)
         self._loop = asyncio.get_running_loop()
-        self._rounds = 0
-        try:
-            for address in addresses:
-                self._join(address)
-        except RoostError:
-            self._close_links()
-            raise
-        self._timer = self._loop.call_soon(self._tell_alive)
+        self._leaving_timer: asyncio.TimerHandle | None = None
+        self.update(addresses)
 
     def tell_holding(self, holding: Callable[[str], Holding]) -> None:
         """Have nodes told what ``holding`` says of them: after a break or a restart, and now and then."""
         self._holding = holding
-        self._untold.update(self._links)
+        for link in self._links.values():
+            link.signs.tell_all()
 
     @property
     def addresses(self) -> tuple[NodeAddress, ...]:
@@ -220,25 +224,23 @@ class Fleet:
     def update(self, addresses: Iterable[NodeAddress]) -> None:
         """Have exactly these nodes. One that leaves gets no new request; those under way go on.
 
-        Raises InvalidRequest, and changes nothing, for a name that is there twice; for an address that no socket takes
-        after all others are in force.
+        Raises RoostError, and changes nothing, for a name that is there twice, for an address or a key that no socket
+        takes, and where there are no more sockets.
         """
         wanted: dict[str, NodeAddress] = {}
         for address in addresses:
             if wanted.setdefault(address.name, address) is not address:
                 raise InvalidRequest(f"two nodes are called {address.name}", field="nodes")
-        for name, link in list(self._links.items()):
-            if wanted.get(name) != link.address:
-                self._leave(name, moved=name in wanted)
-        troubles: list[InvalidRequest] = []
-        for name, address in wanted.items():
-            if name not in self._links:
-                try:
-                    self._join(address)
-                except InvalidRequest as error:
-                    troubles.append(error)
-        if troubles:
-            raise troubles[0]
+        # whatever can go wrong does so before anybody leaves
+        made = self._connected([one for name, one in wanted.items() if self._address_of(name) != one])
+        for name in [name for name in self._links if name not in wanted or name in made]:
+            self._leave(name, moved=name in made)
+        for name, link in made.items():
+            self._forget(name)
+            if self._table.get(name) is not link.node:
+                self._table.put(link.node)
+            self._links[name] = link
+            self.requesters[name] = link.requester
 
     async def cordon(self, name: str, *, on: bool) -> None:
         """Take a node out of service, or back in; here its state is known afterwards, by others soon.
@@ -258,10 +260,8 @@ class Fleet:
         return dict(sum((link.dropped() for link in self._all_links()), Counter[str]()))
 
     def close(self) -> None:
-        self._timer.cancel()
-        self._close_links()
-
-    def _close_links(self) -> None:
+        if self._leaving_timer is not None:
+            self._leaving_timer.cancel()
         for link in self._all_links():
             link.close()
 
@@ -269,53 +269,62 @@ class Fleet:
         yield from self._links.values()
         yield from self._leaving.values()
 
-    def _join(self, address: NodeAddress) -> None:
-        name = address.name
-        self._forget(name)
-        known = self._table.get(name)
-        node = known or self._table.add(name)
+    def _address_of(self, name: str) -> NodeAddress | None:
+        link = self._links.get(name)
+        return None if link is None else link.address
+
+    def _connected(self, addresses: Iterable[NodeAddress]) -> dict[str, NodeLink]:
+        """A link to each, by name; none is left where one can't be made."""
+        made: dict[str, NodeLink] = {}
         try:
-            link = NodeLink(address, node, self._curve, self._sockets, on_news=lambda: self._untold.add(name))
-        except RoostError:
-            self._table.remove(name)
+            for address in addresses:
+                name = address.name
+                known = self._table.get(name) if name not in self._links else None
+                made[name] = NodeLink(
+                    address,
+                    known or self._table.make(name),
+                    self._curve,
+                    self._sockets,
+                    alive=self._alive,
+                    holding=functools.partial(self._held_of, name),
+                )
+        except BaseException:
+            for link in made.values():
+                link.close()
             raise
-        self._links[name] = link
-        self.requesters[name] = link.requester
+        return made
+
+    def _held_of(self, name: str) -> Holding | None:
+        return None if self._holding is None else self._holding(name)
 
     def _leave(self, name: str, *, moved: bool) -> None:
         """``moved``: the same node is reached elsewhere from now on, and gives back there what it has."""
         link = self._links.pop(name)
         self._table.remove(name)
-        self._untold.discard(name)
         if moved:
             link.close()
             del self.requesters[name]
         else:
             link.leave()
             self._leaving[name] = link
+            if self._leaving_timer is None:
+                self._leaving_timer = self._loop.call_later(_LEAVING_LOOK_S, self._look_at_leaving)
         _log.info("node %s %s", name, "has another address" if moved else "leaves")
+
+    def _look_at_leaving(self) -> None:
+        now = self._loop.time()
+        for name, link in list(self._leaving.items()):
+            if not link.unused:
+                self._idle_since.pop(name, None)
+            elif now - self._idle_since.setdefault(name, now) >= _LEAVING_IDLE_S:
+                self._forget(name)
+        again = bool(self._leaving)
+        self._leaving_timer = self._loop.call_later(_LEAVING_LOOK_S, self._look_at_leaving) if again else None
 
     def _forget(self, name: str) -> None:
         """End the connection to a node that has left."""
         link = self._leaving.pop(name, None)
+        self._idle_since.pop(name, None)
         if link is not None:
             link.close()
             self.requesters.pop(name, None)
-
-    def _tell_alive(self) -> None:
-        away = False
-        self._rounds += 1
-        if self._holding is not None and self._rounds % _HOLDING_ROUNDS == 0:
-            self._untold.update(self._links)
-        for link in self._all_links():
-            if not link.requester.connected:
-                away = True
-                continue
-            link.requester.send(self._alive)
-            name = link.address.name
-            if name in self._untold and self._holding is not None and link.requester.send(self._holding(name)):
-                self._untold.discard(name)
-        for name in [name for name, link in self._leaving.items() if link.unused]:
-            self._forget(name)
-        soon = away or bool(self._leaving) or (self._holding is not None and bool(self._untold))
-        self._timer = self._loop.call_later(_ALIVE_RETRY_S if soon else _ALIVE_EVERY_S, self._tell_alive)

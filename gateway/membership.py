@@ -12,7 +12,9 @@ from pathlib import Path
 import msgspec
 
 from catalog.names import check_part
-from wire.outcomes import InvalidRequest
+from wire.curve import decode_key
+from wire.hosts import is_port
+from wire.outcomes import InvalidRequest, RoostError
 
 from .fleet import Fleet
 from .settings import GatewaySettings, NodeAddress
@@ -59,9 +61,13 @@ def check_nodes(nodes: Iterable[NodeAddress], *, curve: bool, field: str) -> Non
             if not _ENDPOINT_RE.fullmatch(endpoint):
                 message = f"{path}.{part}: expected ipc:///path/to/socket or tcp://host:port, got {endpoint!r}"
                 raise InvalidRequest(message, field=f"{path}.{part}")
+            if endpoint.startswith("tcp://") and not is_port(int(endpoint.rpartition(":")[2])):
+                raise InvalidRequest(f"{path}.{part}: expected a port of 1 to 65535", field=f"{path}.{part}")
             if endpoint.startswith("tcp://") and not (curve and node.public):
                 whose = "the node's CURVE key as `public`" if curve else "CURVE keys of this gateway"
                 raise InvalidRequest(f"{path}.{part}: over TCP this needs {whose}", field=f"{path}.public")
+        if node.public:
+            decode_key(node.public, f"{path}.public")
 
 
 class Membership:
@@ -79,36 +85,44 @@ class Membership:
         self._seen: _Signature | None = None
         self._in_force: _Signature | None = None
         if self._file is not None:
-            self._seen = self._in_force = _signature(self._file)
-            if self._in_force is not None:
-                self._apply(self._file)
+            self._seen = _signature(self._file)
+            if self._seen is not None:
+                self._apply(self._file, self._seen)
 
     async def run(self) -> None:
         """Until cancelled."""
         while self._file is not None:
             await asyncio.sleep(_EVERY_S)
-            self.look()
+            try:
+                self.look()
+            except Exception as error:
+                # whatever it is, the next file may be taken
+                trouble = f"{self._file}: {error!r}"
+                if trouble != self.trouble:
+                    _log.exception("the nodes file can't be followed")
+                self.trouble = trouble
 
     def look(self) -> None:
         """Take what the file says by now, once it was the same twice: it may just be being written."""
         if self._file is None:
             return
         before, self._seen = self._seen, _signature(self._file)
-        if self._seen is None or self._seen != before or self._seen == self._in_force:
-            return
-        self._in_force = self._seen
-        self._apply(self._file)
+        if self._seen is not None and self._seen == before and self._seen != self._in_force:
+            self._apply(self._file, self._seen)
 
-    def _apply(self, file: Path) -> None:
+    def _apply(self, file: Path, signature: _Signature) -> None:
+        """What fails is tried again at each look: permissions change, and files that are open get fewer."""
         try:
             nodes = (*self._settings.nodes, *read_nodes(file))
             check_nodes(nodes, curve=self._settings.curve is not None, field="nodes")
             self._fleet.update(nodes)
-        except InvalidRequest as error:
+        except RoostError as error:
+            if error.message != self.trouble:
+                _log.warning("the nodes file is not in force: %s", error.message)
             self.trouble = error.message
-            _log.warning("the nodes file is not in force: %s", error.message)
         else:
             self.trouble = ""
+            self._in_force = signature
             _log.info("%d node(s) are in the fleet", len(nodes))
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Self
-
-import msgspec
 
 from wire.node import EngineReport, Health, NodeDelta, NodeReport, Residency
 
+from .deployments import NOTHING, Deployed, Deployment, Share, apportioned
 from .popularity import Popularity
 
 # states in which a revision's bytes are on the node, so that serving it needs no fetch
@@ -21,71 +19,6 @@ _FIGURES = (
     "arena_used", "loads_in_flight", "loads_queued", "fetches", "installs", "rejected", "load_s", "load_rate",
     "loads_limit", "audit_findings",
 )  # fmt: skip
-
-Deployed = tuple[str, str]
-"""A base as deployed: its name and its fingerprint."""
-
-
-class Deployment(msgspec.Struct, frozen=True):
-    """The engines of one node that run one base (same name and fingerprint), summed up for placement.
-
-    ``max_rank`` and ``targets`` are the most that any of them takes, so that a node is passed over only where no
-    engine fits; ``slots``, ``free_slots``, ``outstanding`` (leases) and ``serving`` count those that are ready.
-    ``spare`` slots are free, or have an adapter that nobody uses. ``weight`` is its share of a policy's order: its
-    slots, at least 1.
-    """
-
-    base: str
-    fingerprint: str
-    ready: int
-    max_rank: int
-    targets: frozenset[str]
-    slots: int
-    free_slots: int
-    spare: int
-    outstanding: int
-    serving: frozenset[str]
-
-    @classmethod
-    def of(cls, engines: Iterable[EngineReport]) -> Self:
-        """Sum up ``engines``, of which there is at least one, all with the same base and fingerprint."""
-        known = list(engines)
-        ready = [engine for engine in known if engine.health is Health.READY]
-        free = sum(max(0, engine.slots - len(engine.serving) - engine.changing) for engine in ready)
-        return cls(
-            base=known[0].base,
-            fingerprint=known[0].fingerprint,
-            ready=len(ready),
-            max_rank=max(engine.max_rank for engine in known),
-            targets=frozenset().union(*(engine.targets for engine in known)),
-            slots=sum(engine.slots for engine in ready),
-            free_slots=free,
-            spare=free + sum(engine.leases.count(0) for engine in ready),
-            outstanding=sum(engine.outstanding for engine in ready),
-            serving=frozenset().union(*(engine.serving for engine in ready)),
-        )
-
-    @property
-    def weight(self) -> int:
-        return max(1, self.slots)
-
-
-class Share(msgspec.Struct):
-    """What the nodes that take work have of one base, or one of them has: ``adapters`` serve or are being loaded."""
-
-    ready: int = 0
-    slots: int = 0
-    outstanding: int = 0
-    adapters: int = 0
-
-    def add(self, other: Share, times: int = 1) -> None:
-        self.ready += times * other.ready
-        self.slots += times * other.slots
-        self.outstanding += times * other.outstanding
-        self.adapters += times * other.adapters
-
-
-_NOTHING = Share()
 
 
 class Node:
@@ -149,7 +82,7 @@ class Node:
 
     def share(self, deployed: Deployed) -> Share:
         """What it has of a base's totals; nothing while it takes no work."""
-        return self._counted.get(deployed, _NOTHING)
+        return self._counted.get(deployed, NOTHING)
 
     def replace(self, report: NodeReport) -> None:
         """Take a full state."""
@@ -226,10 +159,11 @@ class Node:
         """Bring the table's totals up to this node's state."""
         loads = self.loads_in_flight + self.loads_queued
         takes_work = self.heard and not self.draining
+        working = {key: found for key, found in self._deployments.items() if takes_work and found.ready}
+        dealt = apportioned(loads, working)
         shares = {
-            key: Share(found.ready, found.slots, found.outstanding, len(found.serving) + loads)
-            for key, found in self._deployments.items()
-            if takes_work and found.ready
+            key: Share(found.ready, found.slots, found.outstanding, len(found.serving) + dealt[key])
+            for key, found in working.items()
         }
         self._table.recount(self._counted, shares)
         self._counted = shares
@@ -285,12 +219,21 @@ class NodeTable:
     def get(self, name: str) -> Node | None:
         return self._nodes.get(name)
 
-    def add(self, name: str) -> Node:
-        """A node that joins; it takes work once it has reported. Raises KeyError for a name that is there."""
-        if name in self._nodes:
-            raise KeyError(name)
-        node = self._nodes[name] = Node(name, self)
+    def make(self, name: str) -> Node:
+        """A node that may join: it is none of these before ``put``."""
+        return Node(name, self)
+
+    def put(self, node: Node) -> None:
+        """A node joins; it takes work once it has reported. Raises KeyError for a name that is there."""
+        if node.name in self._nodes:
+            raise KeyError(node.name)
+        self._nodes[node.name] = node
         self._listed()
+
+    def add(self, name: str) -> Node:
+        """Make a node that joins. Raises KeyError for a name that is there."""
+        node = self.make(name)
+        self.put(node)
         return node
 
     def remove(self, name: str) -> Node:
@@ -302,7 +245,7 @@ class NodeTable:
 
     def totals(self, deployed: Deployed) -> Share:
         """What all nodes that take work have of a base."""
-        return self._totals.get(deployed, _NOTHING)
+        return self._totals.get(deployed, NOTHING)
 
     def recount(self, before: dict[Deployed, Share], after: dict[Deployed, Share]) -> None:
         """A node's part in the totals changed."""

@@ -20,11 +20,14 @@ from wire.outcomes import QuotaExceeded
 # tokens that a tenant's first requests are taken to need
 _FIRST_GUESS = 256.0
 _SMOOTHING = 0.1
-# a promise that nobody came for is given up after this
-_PATIENCE_S = 5.0
+# a promise that nobody came for is given up after this: clients wait whole seconds
+_PATIENCE_S = 3.0
+# with each further one in a row so many times as many of the latest are: who asked again and again, without waiting,
+# was promised a moment each time
+_DISBELIEF, _MOST_DISBELIEF = 4, 4**6
 # further ahead than this nobody is promised a place of his own: those who never come back would push it on and on
 _HORIZON_S = 600.0
-# tenants that are remembered without need
+# tenants that are remembered without need; past it those that can be forgotten are, whenever there are twice as many
 _REMEMBERED = 4096
 
 
@@ -76,9 +79,11 @@ class Bucket:
 
 
 class _Tenant:
-    """One tenant's buckets, and the promises made to whom it turned away: when each is due."""
+    """One tenant's buckets, and the promises made to whom it turned away: when each is due. ``unsettled`` requests have
+    been let in and are not over.
+    """
 
-    __slots__ = ("mean_tokens", "metered", "promises", "requests", "tokens")
+    __slots__ = ("disbelief", "mean_tokens", "metered", "promises", "requests", "tokens", "unsettled")
 
     def __init__(self, quota: Quota, now: float) -> None:
         self.requests = Bucket(quota.requests_per_minute, now)
@@ -86,17 +91,19 @@ class _Tenant:
         self.metered = quota.tokens_per_minute > 0
         self.mean_tokens = min(_FIRST_GUESS, self.tokens.capacity)
         self.promises: deque[float] = deque()
+        self.disbelief = 1
+        self.unsettled = 0
 
     def admit(self, now: float) -> float:
         """Take one request's worth, and return how many tokens that was. Raises QuotaExceeded."""
-        while self.promises and self.promises[0] < now - _PATIENCE_S:
+        self._give_up(now)
+        if self.promises and self.promises[0] <= now:
             self.promises.popleft()
+            self.disbelief = 1
         reserved = self.mean_tokens
         wait_s = self._wait_s(1, reserved, now)
         if wait_s > 0:
             raise QuotaExceeded(self._why(now), retry_after_s=self._promise(wait_s, reserved, now))
-        if self.promises and self.promises[0] <= now:
-            self.promises.popleft()
         self.requests.take(1.0)
         self.tokens.take(reserved)
         return reserved
@@ -105,11 +112,19 @@ class _Tenant:
         """Whether forgetting it changes nothing for the tenant."""
         self._wait_s(1, 0.0, now)
         full = self.requests.level == self.requests.capacity and self.tokens.level == self.tokens.capacity
-        return full and not self.promises
+        return full and not self.promises and not self.unsettled
 
     def _wait_s(self, count: int, reserved: float, now: float) -> float:
         # no bucket ever holds more than its capacity: beyond that a wait is for refilling, not for a level
         return max(self.requests.wait_s(float(count), now), self.tokens.wait_s(count * reserved, now))
+
+    def _give_up(self, now: float) -> None:
+        """Count no more on those who did not come when they were told to, nor on others like them."""
+        while self.promises and self.promises[0] < now - _PATIENCE_S:
+            for _ in range(min(self.disbelief, len(self.promises) - 1)):
+                self.promises.pop()
+            self.promises.popleft()
+            self.disbelief = min(self.disbelief * _DISBELIEF, _MOST_DISBELIEF)
 
     def _promise(self, alone_s: float, reserved: float, now: float) -> float:
         """Seconds until a place is free that nobody else was promised."""
@@ -133,6 +148,7 @@ class Admission:
         self._tenant = tenant
         self._reserved = reserved
         self._settled = False
+        tenant.unsettled += 1
 
     @property
     def metered(self) -> bool:
@@ -142,22 +158,30 @@ class Admission:
         """The request is over and took so many tokens; where nobody can say, what such requests take and no less than
         ``least``. Only the first call counts.
         """
-        if self._settled:
+        if not self._settle():
             return
-        self._settled = True
         tenant = self._tenant
         if tokens is None:
             tenant.tokens.take(max(0.0, least - self._reserved))
             return
         tenant.tokens.take(tokens - self._reserved)
-        tenant.mean_tokens += _SMOOTHING * (min(tokens, tenant.tokens.capacity) - tenant.mean_tokens)
+        if tokens:
+            # what was refused says nothing about what requests take
+            tenant.mean_tokens += _SMOOTHING * (min(tokens, tenant.tokens.capacity) - tenant.mean_tokens)
 
     def withdraw(self) -> None:
         """The request reached no engine: it counts for nothing."""
-        if not self._settled:
-            self._settled = True
+        if self._settle():
             self._tenant.requests.take(-1.0)
             self._tenant.tokens.take(-self._reserved)
+
+    def _settle(self) -> bool:
+        """Whether this is the first call."""
+        if self._settled:
+            return False
+        self._settled = True
+        self._tenant.unsettled -= 1
+        return True
 
 
 class Quotas:
@@ -178,6 +202,7 @@ class Quotas:
         self._default = default.share(gateways)
         self._clock = clock
         self._tenants: dict[str, _Tenant] = {}
+        self._sweep_at = _REMEMBERED
 
     def __bool__(self) -> bool:
         """Whether any tenant has a quota."""
@@ -194,8 +219,9 @@ class Quotas:
             quota = self._own.get(tenant, Quota() if everywhere else self._default)
             if not quota:
                 return None
-            if len(self._tenants) >= _REMEMBERED:
+            if len(self._tenants) >= self._sweep_at:
                 self._forget(now)
+                self._sweep_at = max(_REMEMBERED, 2 * len(self._tenants))
             known = self._tenants[tenant] = _Tenant(quota, now)
         return Admission(known, known.admit(now))
 

@@ -12,6 +12,8 @@ from .quotas import Admission
 from .usage import UsageMeter
 
 _REQUEST_ID_RE = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+# bytes of a request's body a token, roughly
+_BYTES_A_TOKEN = 4
 # an engine may have worked for these without a word
 _GIVEN_UP = frozenset({Outcome.CLIENT_GONE, Outcome.DEADLINE})
 
@@ -29,6 +31,7 @@ class Trace:
     __slots__ = (
         "admission",
         "attempts",
+        "body_bytes",
         "engine",
         "error",
         "forwarded_at",
@@ -61,19 +64,22 @@ class Trace:
         self.forwarded_at = 0.0
         self.error = ""
         self.admission: Admission | None = None
+        self.body_bytes = 0
         self.meter: UsageMeter | None = None
 
     def settle(self) -> None:
         """Charge the request's tenant, if it has a quota: nothing where no engine was asked, and no tokens where one
-        refused or failed before it answered.
+        refused or failed before it answered. An answer that was cut off costs its prompt and the events that came at
+        least.
         """
         admission, meter = self.admission, self.meter
         if admission is None:
             return
         if not self.forwarded_at:
             admission.withdraw()
-        elif meter is not None and (meter.begun or self.outcome in _GIVEN_UP):
-            admission.settle(meter.tokens, least=meter.events)
+        elif self.outcome in _GIVEN_UP or (meter is not None and meter.begun):
+            tokens, events = (meter.tokens, meter.events) if meter is not None else (None, 0)
+            admission.settle(tokens, least=self.body_bytes / _BYTES_A_TOKEN + events)
         else:
             admission.settle(0.0)
 

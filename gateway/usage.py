@@ -7,9 +7,9 @@ import re
 import msgspec
 
 _END_OF_EVENT = b"\n\n"
-# in generated text the quotes would be escaped
+# in generated text the quotes would be escaped, and a token that is told by itself has no object behind it
 _USAGE = b'"usage"'
-_TOTAL_RE = re.compile(rb'"total_tokens"\s*:\s*([0-9]{1,12})')
+_USAGE_RE = re.compile(rb'"usage"\s*:\s*\{(?:[^{}]|\{[^{}]*\})*?"total_tokens"\s*:\s*([0-9]{1,12})')
 _NO_CHOICES_RE = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 # an event longer than this is passed on in parts
 _MAX_EVENT_BYTES = 1 << 20
@@ -43,8 +43,8 @@ def ask_for_usage(fields: _Fields) -> bool:
 
 class UsageMeter:
     """Reads one answer piece by piece. ``tokens`` is what its usage says, None until it does; ``events`` counts those
-    of a stream, each a token or more; ``begun``: something came. ``hides``: the event that only tells the usage is
-    left out.
+    of a stream, each a token or more; ``begun`` is for who passes the answer on to say. ``hides``: the event that only
+    tells the usage is left out.
     """
 
     def __init__(self, *, stream: bool, hides: bool) -> None:
@@ -57,7 +57,6 @@ class UsageMeter:
 
     def feed(self, piece: bytes, last: bool) -> bytes:
         """What is passed on of ``piece``: whole events of a stream, and all of anything else."""
-        self.begun = True
         return self._feed_stream(piece, last) if self._stream else self._feed_document(piece)
 
     def _feed_document(self, piece: bytes) -> bytes:
@@ -68,10 +67,12 @@ class UsageMeter:
 
     def _feed_stream(self, piece: bytes, last: bool) -> bytes:
         data = self._held + piece
-        end = len(data) if last or len(data) > _MAX_EVENT_BYTES else data.rfind(_END_OF_EVENT) + len(_END_OF_EVENT)
+        end = len(data) if last else data.rfind(_END_OF_EVENT) + len(_END_OF_EVENT)
         if end < len(_END_OF_EVENT):
-            self._held = data
-            return b""
+            if len(data) <= _MAX_EVENT_BYTES:
+                self._held = data
+                return b""
+            end = len(data)
         self._held, data = data[end:], data[:end]
         self.events += data.count(_END_OF_EVENT)
         if _USAGE not in data:
@@ -84,10 +85,13 @@ class UsageMeter:
 
     def _note(self, data: bytes) -> None:
         at = data.rfind(_USAGE)
-        found = _TOTAL_RE.search(data, at) if at >= 0 else None
-        if found is not None:
-            self.tokens = int(found[1])
+        while at >= 0:
+            found = _USAGE_RE.match(data, at)
+            if found is not None:
+                self.tokens = int(found[1])
+                return
+            at = data.rfind(_USAGE, 0, at)
 
 
 def _only_usage(event: bytes) -> bool:
-    return _USAGE in event and _TOTAL_RE.search(event) is not None and _NO_CHOICES_RE.search(event) is not None
+    return _USAGE_RE.search(event) is not None and _NO_CHOICES_RE.search(event) is not None

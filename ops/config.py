@@ -6,6 +6,7 @@ Every error names the field as a person would write it: ``node.engines[0].slots:
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -27,13 +28,14 @@ from gateway.quotas import Quota
 from gateway.settings import NodeAddress
 from sidecar.policies import PolicyName
 from wire.curve import decode_key
-from wire.hosts import is_loopback
+from wire.hosts import is_everywhere, is_loopback, is_port
 from wire.outcomes import InvalidRequest
 
 ENVIRONMENT_PREFIX = "ROOST_"
 NESTING = "__"
 DEFAULT_FILE = "roost.toml"
-_MAY_BE_ZERO = frozenset({"disk_bytes", "prefix_bytes"})
+_MAY_BE_ZERO = frozenset({"disk_bytes", "prefix_bytes", "max_model_len", "kv_cache_bytes", "max_num_seqs"})
+_ENGINE_NUMBERS = ("slots", "max_rank", "count", "max_model_len", "kv_cache_bytes", "max_num_seqs", "start_timeout_s")
 _OUTSIDE_TABLES = frozenset({"state_dir", "store", "store_endpoint", "store_region"})
 
 
@@ -64,9 +66,10 @@ class GatewayConfig(Section, frozen=True):
     (``[[nodes]]``, the same fields), and is followed at run time; empty, it is ``nodes.toml`` in the state folder.
     ``[gateway.quotas.TENANT]`` and ``[gateway.default_quota]`` hold ``requests_per_minute`` and ``tokens_per_minute``,
     divided by ``gateways``, the number of gateways of the fleet.
+    ``name`` has to be no other gateway's of the fleet; empty, it is one made for this state folder.
     """
 
-    name: str = "gateway"
+    name: str = ""
     host: str = "127.0.0.1"
     port: int = 8080
     anonymous: bool = False
@@ -261,7 +264,7 @@ def _anchored(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _check_meaning(config: RoostConfig) -> None:
     gateway, node = config.gateway, config.node
     check_location(config.location)
-    if not 0 < gateway.port < 65536:
+    if not is_port(gateway.port):
         raise _invalid("gateway.port", f"expected 1 to 65535, got {gateway.port}")
     if gateway.anonymous and not is_loopback(gateway.host):
         raise _invalid(
@@ -272,6 +275,8 @@ def _check_meaning(config: RoostConfig) -> None:
     if config.registrar.journal:
         check_address(config.registrar.journal, "registrar.journal")
     check_part(node.name, "node.name")
+    if gateway.name:
+        check_part(gateway.name, "gateway.name")
     for path, endpoint in (
         ("registrar.endpoint", config.registrar.endpoint),
         ("registrar.feed_endpoint", config.registrar.feed_endpoint),
@@ -280,6 +285,8 @@ def _check_meaning(config: RoostConfig) -> None:
     ):
         if endpoint and not re.fullmatch(r"ipc:///.+|tcp://[^:/]+:[0-9]{1,5}", endpoint):
             raise _invalid(path, f"expected ipc:///path/to/socket or tcp://host:port, got {endpoint!r}")
+        if endpoint.startswith("tcp://"):
+            _check_port(path, endpoint)
     _check_fleet(config)
     names: set[str] = set()
     for index, engine in enumerate(node.engines):
@@ -287,12 +294,17 @@ def _check_meaning(config: RoostConfig) -> None:
         if engine.name and engine.name in names:
             raise _invalid(f"node.engines[{index}].name", f"another engine is called {engine.name!r}")
         names.add(engine.name)
-    if node.disk_bytes < 0:
-        raise _invalid("node.disk_bytes", f"expected bytes, or 0 for no copies on disk, got {node.disk_bytes}")
     _check_training(config)
-    for path, count in _positive_numbers(config):
-        if count <= 0:
-            raise _invalid(path, f"expected a positive number, got {count}")
+    for path, count in _numbers(config):
+        may_be_zero = path.rpartition(".")[2] in _MAY_BE_ZERO
+        # neither is infinity a number that any process could be told, nor is what is no number at all
+        if not (0 < count < math.inf or (may_be_zero and count == 0)):
+            raise _invalid(path, f"expected {'0 or ' if may_be_zero else ''}a positive number, got {count}")
+    if node.loads_in_flight_min > node.loads_in_flight:
+        raise _invalid(
+            "node.loads_in_flight_min",
+            f"{node.loads_in_flight_min} is more than node.loads_in_flight, {node.loads_in_flight}",
+        )
 
 
 def _check_fleet(config: RoostConfig) -> None:
@@ -300,13 +312,11 @@ def _check_fleet(config: RoostConfig) -> None:
     for index, other in enumerate(config.gateway.nodes):
         if other.name == config.node.name:
             raise _invalid(f"gateway.nodes[{index}].name", f"{other.name} is this host's own node: see node.name")
-        if other.public:
-            decode_key(other.public, f"gateway.nodes[{index}].public")
     for index, key in enumerate(config.node.peers):
         decode_key(key, f"node.peers[{index}]")
     for index, engine in enumerate(config.node.engines if config.node.peers else ()):
         field, host = ("attach", engine.attach.rpartition(":")[0]) if engine.attach else ("host", engine.host)
-        if is_loopback(host):
+        if is_loopback(host) or is_everywhere(host):
             path = f"node.engines[{index}].{field}"
             raise _invalid(path, f"gateways on other hosts (node.peers) can't reach {host}: give this host's address")
     for tenant in config.gateway.quotas:
@@ -340,6 +350,10 @@ def _check_engine(engine: EngineConfig, path: str) -> None:
         raise _invalid(path, "needs `model_path` (an engine that we start) or `attach` (host:port of a running one)")
     if engine.attach and not re.fullmatch(r"[^:/]+:[0-9]{1,5}", engine.attach):
         raise _invalid(f"{path}.attach", f"expected host:port, got {engine.attach!r}")
+    if engine.attach:
+        _check_port(f"{path}.attach", engine.attach)
+    if engine.port and not is_port(engine.port):
+        raise _invalid(f"{path}.port", f"expected 1 to 65535, or 0 for a free one, got {engine.port}")
     if engine.attach_key_env and not engine.attach:
         raise _invalid(f"{path}.attach_key_env", "is for `attach`: an engine that we start gets a token of its own")
     if engine.count > 1 and (engine.attach or engine.port):
@@ -348,17 +362,23 @@ def _check_engine(engine: EngineConfig, path: str) -> None:
         raise _invalid(f"{path}.fingerprint", "is the catalog's to say: leave it out")
 
 
-def _positive_numbers(config: RoostConfig) -> list[tuple[str, float]]:
-    """Every number that makes no sense at zero or below."""
+def _check_port(path: str, address: str) -> None:
+    port = int(address.rpartition(":")[2])
+    if not is_port(port):
+        raise _invalid(path, f"expected a port of 1 to 65535, got {port}")
+
+
+def _numbers(config: RoostConfig) -> list[tuple[str, float]]:
+    """Every number that makes no sense below zero, nor at it unless it may be zero."""
     numbers: list[tuple[str, float]] = []
     for section in ("registrar", "gateway", "node", "training"):
         table = getattr(config, section)
         for field in msgspec.structs.fields(table):
             value = getattr(table, field.name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and field.name not in _MAY_BE_ZERO:
+            if isinstance(value, int | float) and not isinstance(value, bool):
                 numbers.append((f"{section}.{field.name}", value))
     for index, engine in enumerate(config.node.engines):
-        numbers += [(f"node.engines[{index}].{name}", getattr(engine, name)) for name in ("slots", "max_rank", "count")]
+        numbers += [(f"node.engines[{index}].{name}", getattr(engine, name)) for name in _ENGINE_NUMBERS]
     return numbers
 
 

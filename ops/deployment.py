@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -62,6 +63,14 @@ def curve_keys(layout: Layout, *, make: bool = True) -> dict[str, KeyPair]:
     return pairs
 
 
+def gateway_name(layout: Layout) -> str:
+    """A name that no other gateway has, made on first use: nodes tell gateways, and lives of one, apart by it."""
+    path = layout.gateway_name
+    if not path.exists():
+        write_private(path, f"gateway-{secrets.token_hex(6)}\n".encode())
+    return path.read_text().strip()
+
+
 def engine_settings(node: NodeConfig, fingerprints: Mapping[str, str]) -> tuple[EngineSettings, ...]:
     """Every engine of the node, one by one and named. ``fingerprints`` maps each base to the catalog's."""
     engines: list[EngineSettings] = []
@@ -115,6 +124,7 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
             **_tuning(config.node, leave_out={"name", "endpoint", "feed_endpoint", "engines", "peers"}),
         ),
         GatewaySettings(
+            name=config.gateway.name or gateway_name(layout),
             catalog_dir=str(layout.catalog),
             store_dir=str(layout.store),
             store=config.location,
@@ -123,7 +133,7 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
             nodes_file=str(absolute(config.gateway.nodes_file) if config.gateway.nodes_file else layout.nodes_file),
             training=layout.socket_file(TRAINING) if config.training.base else "",
             curve=_curve(GATEWAY, keys),
-            **_tuning(config.gateway, leave_out={"nodes", "nodes_file"}),
+            **_tuning(config.gateway, leave_out={"name", "nodes", "nodes_file"}),
         ),
     )
 

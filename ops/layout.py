@@ -89,6 +89,11 @@ class Layout:
         """Where the gateway looks for nodes of other hosts, unless it is told otherwise."""
         return self.root / "nodes.toml"
 
+    @property
+    def gateway_name(self) -> Path:
+        """What this host's gateway is called where the configuration does not say."""
+        return self.root / "gateway.name"
+
     def settings_file(self, process: str) -> Path:
         return self.run / f"{process}.json"
 

@@ -1,6 +1,23 @@
 """The node's side of serving: leases, admission, cold loads, the arena of adapter bytes, and every engine slot.
 
-``machine`` and what it is made of (``loads``, ``slots``, ``leases``, ``admission``, ``cache``, ``negative``) are pure:
-events in, effects out, the time passed in. ``service`` performs the effects: sockets, files, threads and engines.
+Pure, events in, effects out, the time passed in: ``machine`` takes the events (``events``, ``effects``) and hands them
+to what it is made of. ``state`` is what these share.
+
+- leases: ``leases``, ``waiters`` (who waits for one), ``resync`` (after a crash of either side)
+- admission: ``admission`` (the queue of loads), ``turns`` (whose turn it is), ``gate`` (who may wait), ``estimates``
+  and ``promises`` (when those refused should come back), ``limit`` (how many loads at once), ``rates`` (what is
+  measured)
+- loads: ``loads``, ``seats`` (which slot, and who leaves for it), ``prefetch``, ``completions`` (what follows from the
+  ends of fetches and calls), ``negative`` (what failed)
+- engines: ``slots``, ``calls`` (one at a time), ``lifecycle`` (they come and go)
+- bytes: ``cache`` and ``extents`` (the arena's index), ``copies`` (the disk tier's), ``policies`` (what leaves them)
+- its books: ``audit``; what gateways are told: ``report``; ``timers``
+
+``service`` performs the effects with what touches the world: ``engines`` (their processes and calls), ``fetch`` (in
+threads, from the store or nearer ``sources``: ``disk``, the copies on this host), ``arena`` (shared memory),
+``offers`` (the registrar's feed), ``reporter`` (the node's own feed), ``cordon`` (what outlives the sidecar),
+``transitions`` (the log).
+``settings`` and ``__main__`` are the process.
+
 Imports wire, catalog, packer and backends' drivers; never gateway, never torch.
 """

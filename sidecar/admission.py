@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from bisect import insort
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -49,8 +50,9 @@ class Load:
     """
 
     __slots__ = (
-        "adapter", "at_once", "background", "base", "blocked_since", "charged", "digest", "drained", "engine",
-        "fetched", "order", "promise", "rank", "sent", "size", "stage", "started", "tenant", "victim", "waiters",
+        "adapter", "at_once", "background", "base", "blocked_since", "charged", "digest", "drained", "drained_at",
+        "drains", "engine", "fetched", "order", "promise", "rank", "sent", "size", "stage", "started", "tenant",
+        "victim", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +84,9 @@ class Load:
         self.blocked_since: float | None = None
         # the slot that takes no new leases because this load has waited too long
         self.drained: tuple[str, Slot] | None = None
+        self.drained_at = 0.0
+        # how often that was which slot, by engine and adapter
+        self.drains: Counter[tuple[str, str]] = Counter()
 
     @property
     def key(self) -> LoadKey:
@@ -96,6 +101,7 @@ class LoadQueue:
 
     def __init__(self, settings: SidecarSettings) -> None:
         self._limit = AdaptiveLimit(settings.loads_in_flight_min, settings.loads_in_flight, _FIRST_LIMIT)
+        self._engines = max(1, len(settings.engines))
         self._loads: dict[LoadKey, Load] = {}
         self._flying: dict[LoadKey, Load] = {}
         self._background: list[Load] = []
@@ -114,6 +120,10 @@ class LoadQueue:
         """The waiting loads, each when it is its turn: see ``Turns.order``."""
         yield from self.turns.order()
         yield from tuple(self._background)
+
+    def still(self, loads: Iterable[Load]) -> Iterator[Load]:
+        """Those of ``loads`` that have not ended when they are reached: ending one may end others."""
+        return (load for load in tuple(loads) if self._loads.get(load.key) is load)
 
     def flying(self) -> Iterator[Load]:
         """The loads in flight."""
@@ -214,7 +224,8 @@ class LoadQueue:
 
     @property
     def _expected_interval_s(self) -> float:
-        return self.times.load_s / self.limit
+        # however many are in flight, an engine installs one at a time
+        return max(self.times.load_s / self.limit, self.times.install_s / self._engines)
 
     def timed_out(self) -> None:
         """A load in flight was given up because something took too long."""

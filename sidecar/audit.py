@@ -105,6 +105,8 @@ def _loads(state: NodeState) -> list[str]:
         entry = state.cache.get(load.digest)
         if load.stage is not Stage.WAITING and (entry is None or not entry.pins):
             wrong.append(f"the load of {load.adapter} is {load.stage} without its bytes pinned")
+        if load.stage is Stage.FETCHING and load.digest in state.cancelled:
+            wrong.append(f"the load of {load.adapter} waits for a fetch that was told to stop")
         if load.stage is Stage.WAITING and not load.waiters and not load.background:
             wrong.append(f"nobody waits for the load of {load.adapter}")
     return wrong

@@ -63,16 +63,15 @@ class Completions:
         self._state.cache.completed(event.digest, now)
         self._state.counts["fetched"] += 1
         self._state.digest_changed(event.digest)
-        for load in self._of_digest(event.digest, Stage.FETCHING):
+        for load in self._state.queue.still(self._of_digest(event.digest, Stage.FETCHING)):
             self._loads.seat(load, now)
 
     def fetch_overdue(self, event: FetchOverdue, now: float) -> None:
         """Storage hangs: the loads end and free their permits; the extent stays until nobody writes to it."""
         self._fetched_entry(event.digest, event.generation).overdue = True
-        self._state.queue.timed_out()
-        self._remember(event.digest, event.message, now)
-        for load in self._of_digest(event.digest, Stage.FETCHING, Stage.WAITING):
-            self._loads.fail(load, now, Outcome.DEADLINE, event.message, elsewhere=True)
+        self._state.digest_changed(event.digest)
+        if self._fail_loads(event.digest, Outcome.DEADLINE, event.message, now):
+            self._state.queue.timed_out()
 
     def fetch_failed(self, event: FetchFailed, now: float) -> None:
         was_overdue = self._fetched_entry(event.digest, event.generation).overdue
@@ -82,18 +81,14 @@ class Completions:
         if was_overdue:
             # told and remembered when it was given up
             return
-        self._remember(event.digest, event.message, now)
-        for load in self._of_digest(event.digest, Stage.FETCHING, Stage.WAITING):
-            self._loads.fail(load, now, event.outcome, event.message, elsewhere=event.outcome is not Outcome.UNFIT)
+        self._fail_loads(event.digest, event.outcome, event.message, now)
 
     def fetch_cancelled(self, event: FetchCancelled, now: float) -> None:
-        """Nobody's fault. Whoever came to need the bytes meanwhile waits for another fetch of them."""
+        """Nobody's fault. Whoever came to need the bytes meanwhile has another fetch of them begun."""
         self._fetched_entry(event.digest, event.generation)
         self._state.cancelled.discard(event.digest)
         self._state.cache.discard(event.digest)
         self._state.digest_changed(event.digest)
-        for load in self._of_digest(event.digest, Stage.FETCHING):
-            self._loads.bounce(load, now)
 
     def _fetched_entry(self, digest: str, generation: int) -> Entry:
         entry = self._state.cache.get(digest)
@@ -256,6 +251,15 @@ class Completions:
 
     def _of_digest(self, digest: str, *stages: Stage) -> list[Load]:
         return [load for load in self._state.queue if load.digest == digest and load.stage in stages]
+
+    def _fail_loads(self, digest: str, outcome: Outcome, message: str, now: float) -> bool:
+        """A fetch failed: whether any load was for it. What a mere guess came to is held against nobody who asks."""
+        loads = self._of_digest(digest, Stage.FETCHING, Stage.WAITING)
+        if loads:
+            self._remember(digest, message, now)
+        for load in self._state.queue.still(loads):
+            self._loads.fail(load, now, outcome, message, elsewhere=outcome is not Outcome.UNFIT)
+        return bool(loads)
 
     def _remember(self, digest: str, message: str, now: float) -> None:
         self._state.failures.remember(digest, message, now)

@@ -24,8 +24,8 @@ class Copies:
     def touch(self, digest: str) -> None:
         self._policy.touched(digest)
 
-    def reserve(self, size: int, *, shortage: int = 0) -> list[str]:
-        """Count ``size`` bytes as used; the copies that leave for them, and are forgotten.
+    def reserve(self, size: int, *, shortage: int = 0) -> dict[str, int]:
+        """Count ``size`` bytes as used; the copies that leave for them, with their sizes, and are forgotten.
 
         ``shortage`` is how many bytes the disk lacks for it, whatever the budget says. Raises StorageFull, and then
         nothing leaves.
@@ -33,7 +33,7 @@ class Copies:
         need = max(self.used + size - self.budget, shortage)
         if size > self.budget or need > sum(self._sizes.values()):
             raise StorageFull(f"there is no room for {size} bytes among the {self.used} of {self.budget} in use")
-        leaving = self._least_worth(need)
+        leaving = {digest: self._sizes[digest] for digest in self._least_worth(need)}
         for digest in leaving:
             self.forget(digest)
         self.used += size
@@ -47,6 +47,11 @@ class Copies:
             self._policy.added(digest, size, float(size))
         else:
             self.used -= size
+
+    def put_back(self, digest: str, size: int) -> None:
+        """What was to leave is still there."""
+        self.used += size
+        self.settle(digest, size, kept=True)
 
     def forget(self, digest: str) -> bool:
         """Whether there was such a copy."""

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Protocol
 
 
-def _mark(run_dir: str, node: str) -> Path:
-    return Path(run_dir) / f"{node}.cordoned"
+class Mark(Protocol):
+    """What remembers over the lives of a sidecar whether its node is cordoned."""
+
+    def is_set(self) -> bool: ...
+
+    def set(self, *, on: bool) -> None:
+        """Raises OSError where it can't be kept."""
 
 
-def is_cordoned(run_dir: str, node: str) -> bool:
-    return _mark(run_dir, node).exists()
+class CordonFile:
+    """The mark as a file of ``run_dir``, which survives a crash of the host too once ``set`` has returned."""
+
+    def __init__(self, run_dir: str, node: str) -> None:
+        self._path = Path(run_dir) / f"{node}.cordoned"
+
+    def is_set(self) -> bool:
+        return self._path.exists()
+
+    def set(self, *, on: bool) -> None:
+        if on:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch()
+        elif self._path.exists():
+            self._path.unlink()
+        else:
+            return
+        _sync(self._path.parent)
 
 
-def keep_cordoned(run_dir: str, node: str, *, on: bool) -> None:
-    """Set or remove the mark. Raises OSError where the folder takes no files."""
-    mark = _mark(run_dir, node)
-    if on:
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-    else:
-        mark.unlink(missing_ok=True)
+def _sync(folder: Path) -> None:
+    """An empty file is an entry of its folder and nothing else."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -175,12 +175,15 @@ class DiskTier:
                 leaving = self._copies.reserve(extent.length, shortage=shortage)
             kept = False
             try:
-                for other in leaving:
+                for other in list(leaving):
                     self._blobs.remove(other)
+                    del leaving[other]
                 kept = self._copy(digest, view)
             finally:
                 with self._lock:
                     self._copies.settle(digest, extent.length, kept=kept)
+                    for other, size in leaving.items():
+                        self._copies.put_back(other, size)
         if kept and self._paused_until is not None:
             self._paused_until = None
             _log.info("revisions are kept in %s again", self._root)

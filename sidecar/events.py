@@ -48,13 +48,6 @@ class Cordoned(Event, frozen=True, kw_only=True):
     on: bool
 
 
-class PrefetchHinted(Event, frozen=True, kw_only=True):
-    """Somebody expects ``digest`` to be asked for soon."""
-
-    digest: str
-    size: int
-
-
 class RevisionOffered(Event, frozen=True, kw_only=True):
     """``digest``, of ``size`` bytes, is what ``policy`` may be asked for with from now on."""
 
@@ -184,7 +177,6 @@ AnyEvent = (
     | GatewayHeard
     | GatewayHolds
     | Cordoned
-    | PrefetchHinted
     | RevisionOffered
     | FetchDone
     | FetchOverdue

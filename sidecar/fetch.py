@@ -45,33 +45,38 @@ class Fetcher:
         """Fill ``extent`` with the bytes of ``digest``. However this ends, nobody writes there afterwards.
 
         So it ends only with the thread that writes: past the time-out ``on_overdue`` is called, with what to tell.
-        Cancelled, it gives up as soon as that thread can.
+        Cancelled, it gives up as soon as that thread can, which may be past the time-out as well.
 
         Raises ArtifactUnavailable (missing, of another size, not of its digest), StorageFull, DeadlinePassed.
         """
         given_up = threading.Event()
-        work = asyncio.get_running_loop().run_in_executor(self._threads, self._fill, digest, extent, given_up)
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._threads, self._fill, digest, extent, given_up)
+        timer = loop.call_later(self._timeout_s, self._overdue, digest, given_up, on_overdue)
         try:
-            done, _ = await asyncio.wait([work], timeout=self._timeout_s)
+            await asyncio.wait([work])
         except asyncio.CancelledError:
             given_up.set()
             await asyncio.wait([work])
+            # what it says of being given up is for nobody
+            work.exception()
             raise
-        if not done:
-            given_up.set()
-            source = self._reading.get(digest)
-            if source is not None:
-                self._hanging[digest] = source
-            on_overdue(self._too_late(digest))
-        try:
-            await work
         finally:
+            timer.cancel()
             self._hanging.pop(digest, None)
+        work.result()
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
         for source in self._nearer:
             source.close()
+
+    def _overdue(self, digest: str, given_up: threading.Event, on_overdue: Callable[[str], None]) -> None:
+        given_up.set()
+        source = self._reading.get(digest)
+        if source is not None:
+            self._hanging[digest] = source
+        on_overdue(self._too_late(digest))
 
     def _fill(self, digest: str, extent: Extent, given_up: threading.Event) -> None:
         name = self._fill_from_nearer(digest, extent, given_up) or self._fill_from_store(digest, extent, given_up)

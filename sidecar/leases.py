@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
@@ -14,13 +14,14 @@ LeaseKey = tuple[str, int]
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """One request's use of an engine; ``adapter`` and ``digest`` are empty for the base itself."""
+    """One request's use of an engine since ``since``; ``adapter`` and ``digest`` are empty for the base itself."""
 
     gateway: str
     lease: int
     engine: str
     adapter: str
     digest: str
+    since: float = 0.0
 
     @property
     def key(self) -> LeaseKey:
@@ -124,6 +125,11 @@ class LeaseTable:
     def drop_gateway(self, gateway: str) -> list[Lease]:
         known = self._gateways.get(gateway)
         return self._drop_all([(gateway, lease) for lease in known.leases]) if known else []
+
+    @property
+    def gateways(self) -> Collection[str]:
+        """Those heard of, and not silent for longer than the bound when that was last looked at."""
+        return self._gateways.keys()
 
     def of_gateway(self, gateway: str) -> set[int]:
         """The numbers of the gateway's leases. Not to be kept."""

@@ -9,6 +9,7 @@ from .admission import Load, Stage
 from .calls import EngineCalls
 from .events import Cordoned, EngineDown, EngineRemarked, EngineUp
 from .loads import Loads
+from .resync import Resync
 from .slots import Call, CallKind, Engine, Slot, SlotState
 from .state import NodeState
 from .waiters import WaitingRoom
@@ -20,8 +21,11 @@ FIRST_LOOK_S = 5.0
 class Lifecycle:
     """Applies what is told of whole engines."""
 
-    def __init__(self, state: NodeState, calls: EngineCalls, loads: Loads, waiters: WaitingRoom) -> None:
+    def __init__(
+        self, state: NodeState, calls: EngineCalls, loads: Loads, waiters: WaitingRoom, resync: Resync
+    ) -> None:
         self._state = state
+        self._resync = resync
         self._calls = calls
         self._loads = loads
         self._waiters = waiters
@@ -30,6 +34,7 @@ class Lifecycle:
         """Take the engine as it is: adapters that are ours by name serve, others only occupy their slots."""
         engine = self._state.engines[event.engine]
         engine.ready_with(event.limits, event.host, event.port, event.token)
+        self._state.engines_changed()
         engine.pid, engine.since = event.pid, event.at
         engine.count_foreign(event.installed)
         for name in sorted(event.installed):
@@ -54,12 +59,13 @@ class Lifecycle:
         self._state.end_leases(void, now, lost=False)
         self._empty(engine)
         engine.down(event.health, event.detail)
+        self._state.engines_changed()
         engine.since = event.at
         self._state.changes.engines.add(engine.name)
         if not was_ready:
             return
         self._state.counts["engine_deaths"] += 1
-        for load in list(self._state.queue):
+        for load in self._state.queue.still(self._state.queue):
             if load.engine == engine.name:
                 self._lost_its_engine(load, under_way, now)
         if not any(other.ready for other in self._state.by_base[engine.base]):
@@ -79,10 +85,9 @@ class Lifecycle:
             self._state.changes.engines.add(engine.name)
 
     def _adopt(self, engine: Engine, adapter: str, digest: str, now: float) -> None:
-        """Requests that we know nothing of may be using it: an engine that can't say so keeps it for a while."""
         slot = engine.slots[adapter] = Slot(adapter, digest, 0, SlotState.SERVING, used_at=now)
         if engine.limits is not None and not engine.limits.removes_for_real:
-            slot.hold_until = now + self._state.settings.lost_lease_hold_s
+            self._resync.hold(engine, slot, now)
         self._loads.serve(engine, slot, now)
 
     def _empty(self, engine: Engine) -> None:
@@ -105,7 +110,8 @@ class Lifecycle:
             self._loads.bounce(load, now)
 
     def _refuse_all(self, engine: Engine, now: float) -> None:
-        for load in [load for load in self._state.queue if load.base == engine.base]:
+        queue = self._state.queue
+        for load in queue.still(load for load in queue if load.base == engine.base):
             self._waiters.refuse(
                 load,
                 Outcome.NO_HEALTHY_NODE,

@@ -9,8 +9,10 @@ from wire.outcomes import Outcome
 from .admission import Load, Stage
 from .calls import EngineCalls
 from .effects import CancelFetch, ClearExtent, StartFetch
+from .estimates import Estimates
 from .events import Asked
 from .gate import Gate
+from .promises import Promises
 from .seats import Seats
 from .slots import Engine, Slot, SlotState
 from .state import NodeState
@@ -26,7 +28,9 @@ class Loads:
         self._calls = calls
         self._waiters = waiters
         self._seats = Seats(state)
-        self.gate = Gate(state.settings, state.queue, state.counts)
+        self._promises = Promises()
+        self._gate = Gate(state.settings, state.queue, self._promises)
+        self.estimates = Estimates(state.queue, self._promises, state.counts)
         # an overdue load needs arena room: nothing whose turn is later takes any meanwhile
         self._arena_claimed = False
 
@@ -40,19 +44,19 @@ class Loads:
         if load is not None:
             self._join(asked, load, now)
             return
-        closed = self.gate.closed(request.tenant, key, now)
+        closed = self._gate.closed(request.tenant, key, now)
         if closed and not (self._queue.has_permit and self._seats.any_room(request.base, None, now)):
-            retry_after_s = self.gate.come_back_s(request.tenant, key, now)
+            retry_after_s = self.estimates.come_back_s(request.tenant, key, now)
             self._refuse_bound(asked, closed, retry_after_s)
             return
-        promise = None if closed else self.gate.let_in(request.tenant, key)
+        promise = None if closed else self._promises.redeem(request.tenant, key)
         load = self._queue.add(request.base, adapter, request.digest, request.size, request.rank, now, promise=promise)
         self._state.changes.loads = True
         self._waiters.join(asked, load)
         self.pump(now)
         if closed and load.stage is Stage.WAITING and load.waiters:
             self._turn_away(load, closed, now)
-        elif (other := self.gate.too_many()) is not None:
+        elif (other := self._gate.too_many()) is not None:
             message = f"the queue of node {self._node} is full, and other tenants have less than their share of it"
             self._turn_away(other, message, now)
 
@@ -74,15 +78,13 @@ class Loads:
 
     def refuse_waiting(self, outcome: Outcome, message: str, now: float) -> None:
         """Nothing new is loaded here any more: whoever waits for a load that has not begun is sent elsewhere."""
-        for load in list(self._queue.order()):
-            # ending another one may have ended it: the slot that was drained for that one serves it again
-            if self._queue.get(load.key) is load:
-                self.fail(load, now, outcome, message, elsewhere=True)
+        for load in self._queue.still(self._queue.order()):
+            self.fail(load, now, outcome, message, elsewhere=True)
 
     def _join(self, asked: Asked, load: Load, now: float) -> None:
         if len(load.waiters) >= self._state.settings.waiters_per_load:
             message = f"{len(load.waiters)} requests wait for this revision already"
-            self._refuse_bound(asked, message, self.gate.serves_in_s(load, now))
+            self._refuse_bound(asked, message, self.estimates.serves_in_s(load, now))
             return
         self._waiters.join(asked, load)
         if load.background:
@@ -101,6 +103,9 @@ class Loads:
         for load in self._queue.order():
             if load.stage is not Stage.WAITING or self._queue.get(load.key) is not load:
                 # starting another one ended it
+                continue
+            if load.digest in self._state.cancelled:
+                # its bytes come once more, when nobody writes what the fetch was to bring that was told to stop
                 continue
             place = load.base, load.tenant
             hopeless = (load.base in full or place in full_for) and not self._seats.claims(load)
@@ -121,7 +126,7 @@ class Loads:
     def _start(self, load: Load, engine: Engine, now: float) -> None:
         resident = self._state.cache.resident(load.digest)
         self._queue.start(load, now, resident=resident)
-        self.gate.started(load, now)
+        self.estimates.started(load, now)
         self._state.changes.loads = True
         load.engine = engine.name
         load.stage = Stage.FETCHING
@@ -173,12 +178,15 @@ class Loads:
     # fairness by age
 
     def _lacks_slot(self, load: Load, now: float) -> None:
-        """Past the age bound, a resident makes room."""
+        """Past the age bound, a resident makes room; and another one, where it does not do so in time."""
         if load.background:
             # it was a favour, and there is no room for favours
             self.finish(load, now)
-        elif self._seats.blocked(load, now) and not self._seats.claims(load):
-            self._seats.drain_for(load, now)
+        elif self._seats.blocked(load, now):
+            if self._seats.in_vain(load, now):
+                self._undrain(load, now)
+            if not self._seats.claims(load):
+                self._seats.drain_for(load, now)
 
     def _lacks_arena(self, load: Load, now: float) -> None:
         """Past the age bound, nobody whose turn is later takes arena room before it."""
@@ -274,7 +282,8 @@ class Loads:
 
     def _turn_away(self, load: Load, message: str, now: float) -> None:
         """End a load that waits because a bound is reached."""
-        retry_after_s = self.gate.come_back_s(load.tenant, load.key, now, order=load.order)
+        self.estimates.put_out(load)
+        retry_after_s = self.estimates.come_back_s(load.tenant, load.key, now, order=load.order)
         self._waiters.refuse(load, Outcome.COLD_LOAD_BOUND, message, retry_after_s=retry_after_s, elsewhere=True)
         self._forget(load, now, refused=True)
 

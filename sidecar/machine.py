@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,6 @@ from .events import (
     GatewayHeard,
     GatewayHolds,
     OperationEnded,
-    PrefetchHinted,
     Released,
     RevisionOffered,
     Tick,
@@ -57,8 +57,8 @@ class Machine:
         self._loads = Loads(self.state, self._calls, self.waiters)
         self.prefetches = Prefetches(self.state, self._loads)
         self._completions = Completions(self.state, self._calls, self._loads)
-        self._lifecycle = Lifecycle(self.state, self._calls, self._loads, self.waiters)
         self._resync = Resync(self.state, self.waiters)
+        self._lifecycle = Lifecycle(self.state, self._calls, self._loads, self.waiters, self._resync)
         self.auditor = Auditor(self.state)
         self._ticked: float | None = None
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -67,7 +67,6 @@ class Machine:
             GatewayHeard: self._gateway_heard,
             GatewayHolds: self._gateway_holds,
             Cordoned: self._then_pump(self._lifecycle.cordoned),
-            PrefetchHinted: self.prefetches.hinted,
             RevisionOffered: self.prefetches.offered,
             FetchDone: self._then_pump(self._completions.fetch_done),
             FetchOverdue: self._then_pump(self._completions.fetch_overdue),
@@ -102,6 +101,10 @@ class Machine:
         if not self._heard(request.gateway, request.instance, now):
             message = f"a later life of gateway {request.gateway} was heard already: is its name in use twice?"
             self.state.refuse((event.ask,), request.lease, Outcome.NO_HEALTHY_NODE, message)
+            return
+        if not 0.0 < request.ttl_s < math.inf:
+            message = f"ttl_s must be a positive number of seconds, not {request.ttl_s:g}"
+            self.state.refuse((event.ask,), request.lease, Outcome.INVALID_REQUEST, message, field="ttl_s")
             return
         self.prefetches.asked(request)
         key = request.gateway, request.lease
@@ -160,13 +163,13 @@ class Machine:
         misfits = [self.state.misfit(engine, request.digest, request.rank, now) for engine in ready]
         if all(misfits):
             return {"outcome": Outcome.UNFIT, "message": misfits[0]}
+        if self.state.cache.overdue(request.digest):
+            message = f"node {node} waits for its storage to give these bytes"
+            return {"outcome": Outcome.KNOWN_BAD, "message": message, "elsewhere": True}
         failure = self.state.failures.blocked(request.digest, now)
         if failure is not None:
             message = f"failed {failure.times} time(s) in a row: {failure.message}"
             return {"outcome": Outcome.KNOWN_BAD, "message": message, "retry_after_s": failure.until - now}
-        if self.state.cache.overdue(request.digest):
-            message = f"node {node} waits for its storage to give these bytes"
-            return {"outcome": Outcome.KNOWN_BAD, "message": message, "elsewhere": True}
         if request.size <= 0:
             return {"outcome": Outcome.INVALID_REQUEST, "message": "size must be positive", "field": "size"}
         if not self.state.cache.fits(request.size):
@@ -229,6 +232,7 @@ class Machine:
     def _tick(self, event: Tick, now: float) -> None:
         if self._ticked is not None and now - self._ticked > _STALL_S:
             self.state.leases.excuse(now - self._ticked)
+            self._resync.excuse(now - self._ticked)
         self._ticked = now
         for key in self.waiters.overdue(now):
             load = self.waiters.load_of(key)
@@ -239,10 +243,12 @@ class Machine:
         self.state.counts["leases_expired"] += len(expired)
         self.state.counts["leases_of_silent_gateways"] += len(silent)
         self.state.end_leases(expired + silent, now, lost=True)
+        self._resync.end_holds(now)
         for digest in self.state.failures.forget_old(now):
             self.state.digest_changed(digest)
-        self.state.unfit.forget_old(now)
-        self._loads.gate.expire(now)
+        for digest, _ in self.state.unfit.forget_old(now):
+            self.state.digest_changed(digest)
+        self._loads.estimates.expire(now)
         self._completions.retry_unsure(now)
         self._completions.compare(now)
         self.auditor.tick(now)

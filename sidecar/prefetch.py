@@ -12,7 +12,7 @@ from catalog.names import adapter_name
 from wire.node import Acquire
 
 from .effects import CancelFetch
-from .events import PrefetchHinted, RevisionOffered
+from .events import RevisionOffered
 from .loads import Loads
 from .state import NodeState
 
@@ -37,7 +37,7 @@ class Prefetches:
         self._loads = loads
         # tenant and digest that each policy was last asked for with, the policies first asked for first
         self._asked: dict[str, tuple[str, str]] = {}
-        # by what a later guess replaces: the policy, or the digest where that is all we know
+        # by policy, whose later guess replaces the earlier one
         self._wanted: dict[str, _Guess] = {}
         self._fetching: str | None = None
         self._quiet_at = 0.0
@@ -60,11 +60,10 @@ class Prefetches:
         )
 
     def offered(self, event: RevisionOffered, now: float) -> None:
-        if self.holds(event.policy):
-            self._want(event.policy, event.digest, event.size, now)
-
-    def hinted(self, event: PrefetchHinted, now: float) -> None:
-        self._want(event.digest, event.digest, event.size, now)
+        room = event.policy in self._wanted or len(self._wanted) < _MAX_WANTED
+        sensible = event.size > 0 and self._state.cache.fits(event.size)
+        if room and sensible and self.holds(event.policy):
+            self._wanted[event.policy] = _Guess(event.digest, event.size, now + _STALE_S)
 
     def settle(self, now: float) -> None:
         """Begin, go on or give up, as the loads stand now. To be called after every event."""
@@ -73,18 +72,11 @@ class Prefetches:
         if self._fetching is None and not self._wanted:
             return
         self._look_after_fetch()
-        if self._state.cordoned:
-            self._wanted.clear()
         if self._state.queue.in_flight or self._state.queue.queued:
             self._quiet_at = now + _QUIET_S
             self._give_way()
         elif self._fetching is None and now >= self._quiet_at:
             self._begin(now)
-
-    def _want(self, key: str, digest: str, size: int, now: float) -> None:
-        room = key in self._wanted or len(self._wanted) < _MAX_WANTED
-        if room and size > 0 and self._state.cache.fits(size) and not self._state.cordoned:
-            self._wanted[key] = _Guess(digest, size, now + _STALE_S)
 
     def _look_after_fetch(self) -> None:
         """The fetch may have ended, or be what a load waits for: then it is ours no more."""
@@ -96,7 +88,6 @@ class Prefetches:
         if self._fetching is None or any(load.digest == self._fetching for load in self._state.queue):
             return
         extent = self._state.cache.extent(self._fetching)
-        self._state.cancelled.add(self._fetching)
         self._state.cancelled.add(self._fetching)
         self._state.effects.append(CancelFetch(digest=self._fetching, generation=extent.generation))
         self._state.counts["prefetches_given_up"] += 1

@@ -44,6 +44,11 @@ class LoadTimes:
         """From the start of a load to its serving."""
         return self._whole.value
 
+    @property
+    def install_s(self) -> float:
+        """What an engine takes to install one."""
+        return self._install.value
+
     def loaded(self, seconds: float) -> None:
         self._whole.add(seconds)
 

@@ -26,7 +26,7 @@ def residencies(state: NodeState, digests: set[str] | None = None) -> dict[str, 
     """Where each of ``digests`` stands; without ``digests`` all that are not absent."""
     if digests is None:
         digests = {slot.digest for engine in state.engines.values() for slot in engine.slots.values()}
-        digests.update(state.cache, state.failures)
+        digests.update(state.cache, state.failures, (digest for digest, _ in state.unfit))
     in_slots: dict[str, set[Residency]] = {}
     for engine in state.engines.values():
         for slot in engine.slots.values():
@@ -40,9 +40,9 @@ def _residency(state: NodeState, digest: str, in_slots: set[Residency]) -> Resid
         if residency in in_slots:
             return residency
     entry = state.cache.get(digest)
+    if state.rejected(digest) or (entry is not None and entry.overdue):
+        return Residency.FAILED
     if entry is not None:
-        if entry.overdue:
-            return Residency.FAILED
         return Residency.RESIDENT if entry.ready else Residency.FETCHING
     return Residency.FAILED if digest in state.failures else Residency.ABSENT
 

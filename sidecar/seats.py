@@ -79,10 +79,15 @@ class Seats:
         engine, slot = load.drained
         return slot.claimed_by == load.key and self._state.engines[engine].slots.get(slot.adapter) is slot
 
-    def drain_for(self, load: Load, now: float) -> None:
-        """Let the slot that will be idle first take no new leases, for the sake of an overdue load.
+    def in_vain(self, load: Load, now: float) -> bool:
+        """Whether the slot that is drained for ``load`` has not become idle within the age bound."""
+        return self.claims(load) and now - load.drained_at > self._settings.slot_age_bound_s
 
-        A resident has its quantum first: it came for somebody who had waited as well.
+    def drain_for(self, load: Load, now: float) -> None:
+        """Let the slot that will probably be idle first take no new leases, for the sake of an overdue load.
+
+        Those drained for it in vain come last. A resident has its quantum first: it came for somebody who had waited as
+        well.
         """
         loads = ((key, self._state.queue.get(key)) for key in self._claimers)
         self._claimers = {key for key, other in loads if other is not None and self.claims(other)}
@@ -90,8 +95,16 @@ class Seats:
             return
         holders = [engine for engine in self._state.by_base[load.base] if self._may_hold(engine, load, now)]
         ripe = [
-            (_tenant(slot) in spared, slot.leases, slot.used_at, engine.name, slot.adapter)
+            (
+                load.drains[engine.name, slot.adapter],
+                _tenant(slot) in spared,
+                self._lasts_s(slot, begun[slot.adapter], now),
+                slot.used_at,
+                engine.name,
+                slot.adapter,
+            )
             for engine in holders
+            for begun in (self._begun(engine),)
             for spared, barred in (self._protected(engine, load.tenant, now),)
             for slot in engine.slots.values()
             if slot.state is SlotState.SERVING
@@ -106,6 +119,8 @@ class Seats:
             slot.state = SlotState.DRAINING
             slot.claimed_by = load.key
             load.drained = name, slot
+            load.drained_at = now
+            load.drains[name, adapter] += 1
             self._claimers.add(load.key)
             self._state.counts["drains"] += 1
             self._state.slot_changed(engine, slot.digest)
@@ -119,6 +134,18 @@ class Seats:
         name, slot = drained
         slot.claimed_by = None
         return (self._state.engines[name], slot) if slot.state is SlotState.DRAINING else None
+
+    def _begun(self, engine: Engine) -> dict[str, float]:
+        """When the oldest lease of each of its adapters began."""
+        begun: dict[str, float] = {}
+        for lease in self._state.leases.of_engine(engine.name):
+            begun[lease.adapter] = min(lease.since, begun.get(lease.adapter, lease.since))
+        return begun
+
+    def _lasts_s(self, slot: Slot, begun: float, now: float) -> float:
+        """How long leases are likely to keep a slot: as the adapter's usually do, or as long again as the oldest."""
+        usual = slot.lease_s or self._state.lease_s
+        return max(usual.value, now - begun)
 
     # who is missed least
 

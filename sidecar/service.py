@@ -21,7 +21,6 @@ from wire.node import (
     Cordon,
     GatewayAlive,
     Holding,
-    Prefetch,
     Release,
     ReportOfNode,
 )
@@ -29,7 +28,7 @@ from wire.outcomes import RoostError
 from wire.sockets import ZEROMQ, FeedPublisher, Reply, Responder, Sockets
 
 from .arena import Arena, SegmentLost, segment_name
-from .cordon import is_cordoned, keep_cordoned
+from .cordon import CordonFile, Mark
 from .disk import DiskTier, open_tier
 from .effects import Answer, AnyEffect, CancelFetch, ClearExtent, StartFetch
 from .engines import EngineKeeper
@@ -43,7 +42,6 @@ from .events import (
     FetchOverdue,
     GatewayHeard,
     GatewayHolds,
-    PrefetchHinted,
     Released,
     Tick,
 )
@@ -93,7 +91,7 @@ class Sidecar:
     """One node's sidecar on the running loop. ``backends`` are the drivers of ``settings.engines``, by name.
 
     Raises InvalidRequest where it can't serve at its endpoints (another sidecar does), StorageFull without an arena.
-    ``sockets`` and ``storage`` are others where the world around it is simulated.
+    ``sockets``, ``storage`` and ``mark`` (that of a cordoned node) are others where the world around it is simulated.
     """
 
     def __init__(
@@ -103,11 +101,13 @@ class Sidecar:
         *,
         sockets: Sockets = ZEROMQ,
         storage: Callable[[SidecarSettings], Storage] = open_storage,
+        mark: Mark | None = None,
     ) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.machine = Machine(settings)
-        if is_cordoned(settings.run_dir, settings.node):
+        self._mark = mark or CordonFile(settings.run_dir, settings.node)
+        if self._mark.is_set():
             self.machine.handle(Cordoned(on=True), self._loop.time())
         self._replies: dict[int, Reply[AnswerOfNode]] = {}
         self._asks = itertools.count(1)
@@ -193,12 +193,10 @@ class Sidecar:
             self._apply(GatewayHolds(holding=ask))
         elif isinstance(ask, Cordon):
             self._cordon(ask, reply)
-        elif isinstance(ask, Prefetch):
-            self._apply(PrefetchHinted(digest=ask.digest, size=ask.size))
 
     def _cordon(self, ask: Cordon, reply: Reply[AnswerOfNode]) -> None:
         try:
-            keep_cordoned(self._settings.run_dir, self._settings.node, on=ask.on)
+            self._mark.set(on=ask.on)
         except OSError as error:
             # what the operator wants holds all the same, but not for the next life
             _log.error("that node %s is cordoned (or is not) can't be kept: %s", self._settings.node, error)

@@ -24,7 +24,8 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     A load that found no slot or no room for ``slot_age_bound_s`` may take them from residents: a slot gets no new
     leases until it is free. An adapter whose lease was lost (its gateway fell silent) stays ``lost_lease_hold_s`` more
-    in an engine that cannot tell whether it is still in use.
+    in an engine that cannot tell whether it is still in use. So does what a new sidecar finds there, until all gateways
+    heard within ``gateway_silence_s`` have told what they hold.
 
     With an object store, copies of what was fetched are kept in ``disk_dir``, ``disk_bytes`` of them at most; without
     either, none are. ``cache_policy`` decides what leaves it, and what leaves the arena. With a ``registrar_feed``,

@@ -12,6 +12,8 @@ import msgspec
 from backends.interface import EngineLimits, EngineSettings, Health
 from catalog.names import split_adapter_name
 
+from .rates import Smoothed
+
 LoadKey = tuple[str, str]
 
 # a slot whose engine said "busy", or whose lease was lost on an engine that can't say so, is left alone this long
@@ -31,7 +33,8 @@ class Slot(msgspec.Struct):
     """One adapter in one engine. ``unsure``: the engine has not confirmed the last call about it.
 
     It is no victim before ``hold_until``, and only of the load (base, adapter) ``claimed_by`` if there is one. It
-    serves since ``since``. ``size`` is its revision's, in bytes; 0 where the adapter was there before us.
+    serves since ``since``. ``size`` is its revision's, in bytes; 0 where the adapter was there before us. ``lease_s``
+    is how long its leases lasted lately; None before one has ended.
     """
 
     adapter: str
@@ -45,6 +48,7 @@ class Slot(msgspec.Struct):
     since: float = -math.inf
     size: int = 0
     claimed_by: LoadKey | None = None
+    lease_s: Smoothed | None = None
 
     def evictable(self, now: float, load: LoadKey | None) -> bool:
         """Whether ``load`` may take the slot; None is one that claims nothing."""

@@ -16,12 +16,14 @@ from .effects import Answer, AnyEffect
 from .leases import Lease, LeaseTable
 from .negative import NegativeCache
 from .policies import CachePolicy
+from .rates import Smoothed
 from .settings import SidecarSettings
 from .slots import HOLD_S, Engine, Slot
 
 # an engine that refused an adapter would nearly always do so again, and each try takes a resident's slot; but what
 # looks like the adapter's fault may have been the engine's, so it is not for ever
 _UNFIT_FIRST_S = 30.0
+_FIRST_GUESS_LEASE_S = 1.0
 
 
 class Changes:
@@ -53,6 +55,8 @@ class NodeState:
         self.unfit: NegativeCache[tuple[str, EngineLimits]] = NegativeCache(
             min(_UNFIT_FIRST_S, settings.negative_max_s), settings.negative_max_s
         )
+        # how long leases of adapters lasted lately
+        self.lease_s = Smoothed(_FIRST_GUESS_LEASE_S)
         self.cordoned = False
         # digests whose fetch was told to stop and has not ended yet
         self.cancelled: set[str] = set()
@@ -63,7 +67,7 @@ class NodeState:
     def grant(self, asks: Iterable[int], request: Acquire, engine: Engine, now: float, *, waited: bool) -> None:
         """Make the lease that ``request`` asks for on ``engine``, which serves it, and answer."""
         adapter = request.digest and adapter_name(request.tenant, request.digest)
-        lease = Lease(request.gateway, request.lease, engine.name, adapter, request.digest)
+        lease = Lease(request.gateway, request.lease, engine.name, adapter, request.digest, now)
         self.count_lease(lease, request.instance, now + request.ttl_s, now)
         if adapter:
             slot = engine.slots[adapter]
@@ -139,6 +143,7 @@ class NodeState:
                 continue
             slot.leases -= 1
             slot.used_at = now
+            self._measure(slot, now - lease.since)
             if lost and engine.limits is not None and not engine.limits.removes_for_real:
                 # this engine would not answer "busy", it would take the adapter away under the request
                 slot.hold_until = now + self.settings.lost_lease_hold_s
@@ -146,12 +151,30 @@ class NodeState:
                 idle.append(slot)
         return idle
 
+    def _measure(self, slot: Slot, lease_s: float) -> None:
+        if slot.lease_s is None:
+            slot.lease_s = Smoothed(lease_s)
+        slot.lease_s.add(lease_s)
+        self.lease_s.add(lease_s)
+
     def misfit(self, engine: Engine, digest: str, rank: int, now: float) -> str | None:
         """Why a ready ``engine`` can't run an adapter: its rank, or that it, or one like it, refused it lately."""
         if engine.limits is None:
             return None
         refused = self.unfit.blocked((digest, engine.limits), now)
         return engine.misfit(rank) or (refused.message if refused else None)
+
+    def rejected(self, digest: str) -> bool:
+        """Whether every ready engine of a base refused an adapter lately, so that another node may do better."""
+        return any(
+            all((digest, limits) in self.unfit for limits in ready)
+            for engines in self.by_base.values()
+            if (ready := [engine.limits for engine in engines if engine.limits is not None])
+        )
+
+    def engines_changed(self) -> None:
+        """Others are ready than before: what all of them had refused may be wanted here again, or not any more."""
+        self.changes.digests.update(digest for digest, _ in self.unfit)
 
     @property
     def cordon_message(self) -> str:

@@ -13,21 +13,43 @@ from .codec import MAX_MESSAGE_BYTES
 from .curve import Authenticator, CurveKeys, secure_client, secure_server
 from .drops import Drops
 from .frames import LONGEST_HEADER
-from .outcomes import InvalidRequest
+from .outcomes import InvalidRequest, NoHealthyNode
 
 HEARTBEAT_S = 1.0
 """How often each side of an idle connection asks whether the other still lives."""
 HEARTBEAT_TIMEOUT_S = 5.0
 """A peer silent for this long is gone (a killed process on the same host is noticed at once)."""
 
+MAX_SOCKETS = 65_000
+"""That connect, of one process; ZeroMQ's own default is 1,023. A link takes three, with an open file each."""
+
 Socket = zmq.Socket[bytes]
+
+
+def shared_context() -> zmq.Context[Socket]:
+    """The context of all sockets that connect."""
+    context: zmq.Context[Socket] = zmq.Context.instance()
+    if context.get(zmq.MAX_SOCKETS) < MAX_SOCKETS:
+        # in force only if it is set before the context's first socket
+        context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+    return context
+
+
+def no_more_sockets(error: zmq.ZMQError) -> NoHealthyNode:
+    """Why libzmq made no socket, or none to watch another with: the one limit that is ours is on open files."""
+    return NoHealthyNode(f"cannot make another socket: {error}; `ulimit -n` bounds how many files may be open")
 
 
 def connecting_socket(
     kind: int, *, hwm: int, max_bytes: int = MAX_MESSAGE_BYTES, curve: CurveKeys | None = None, server_public: str = ""
 ) -> Socket:
-    """A socket that is ready to connect. Raises InvalidRequest for keys that are none."""
-    socket: Socket = zmq.Context.instance().socket(kind)
+    """A socket that is ready to connect. Raises InvalidRequest for keys that are none, NoHealthyNode where this process
+    can have no more sockets.
+    """
+    try:
+        socket: Socket = shared_context().socket(kind)
+    except zmq.ZMQError as error:
+        raise no_more_sockets(error) from None
     try:
         _limit(socket, hwm, max_bytes)
         socket.reconnect_ivl = 50

@@ -10,7 +10,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from .drops import Drop, Drops
-from .endpoints import Socket
+from .endpoints import Socket, no_more_sockets
 from .outcomes import InvalidRequest
 from .reactor import Reactor
 
@@ -26,7 +26,8 @@ class Link:
     """Connects ``socket`` to ``endpoint``; ``on_up`` and ``on_down`` are called on changes.
 
     ``up`` is true between the end of a handshake and the loss of the connection; ``down_since`` is the loop's time.
-    Raises InvalidRequest for an endpoint that is not ZeroMQ's.
+    Raises InvalidRequest for an endpoint that is not ZeroMQ's, NoHealthyNode where this process can have no more
+    sockets.
     """
 
     def __init__(
@@ -40,7 +41,11 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self.up = False
         self.down_since = self._loop.time()
-        self._monitor: Socket = socket.get_monitor_socket(int(_EVENTS))
+        try:
+            self._monitor: Socket = socket.get_monitor_socket(int(_EVENTS))
+        except zmq.ZMQError as error:
+            socket.disable_monitor()
+            raise no_more_sockets(error) from None
         self._reactor = Reactor(self._monitor, self._on_event)
         try:
             socket.connect(endpoint)

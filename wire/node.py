@@ -39,7 +39,7 @@ class Acquire(NodeMessage, frozen=True, kw_only=True):
     ``lease`` is chosen by the gateway, unique within ``gateway``; the same lease asked twice is one lease.
     ``instance`` is the gateway's life, as in ``GatewayAlive``: whichever message of a new life comes first ends what
     the former one held.
-    ``ttl_s`` bounds how long the lease lives without a release; asking for it again renews it.
+    ``ttl_s``, positive and finite, bounds how long the lease lives without a release; asking for it again renews it.
     The wire's own request deadline says how long the asker will wait.
     """
 
@@ -103,13 +103,6 @@ class GatewayAlive(NodeMessage, frozen=True, kw_only=True):
 
 class AskState(NodeMessage, frozen=True, kw_only=True):
     """Ask for full state (a gateway that starts, or found a gap in the reports)."""
-
-
-class Prefetch(NodeMessage, frozen=True, kw_only=True):
-    """A hint, one-way: have these bytes in the arena, if there is room and idle bandwidth."""
-
-    digest: str
-    size: int
 
 
 class Cordon(NodeMessage, frozen=True, kw_only=True):
@@ -231,6 +224,6 @@ class NodeDelta(NodeMessage, frozen=True, kw_only=True):
     draining: bool | None = None
 
 
-AskOfNode = Acquire | Release | GatewayAlive | AskState | Prefetch | Cordon | Holding
+AskOfNode = Acquire | Release | GatewayAlive | AskState | Cordon | Holding
 AnswerOfNode = Granted | Refused | NodeReport
 ReportOfNode = NodeReport | NodeDelta

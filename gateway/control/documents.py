@@ -226,7 +226,9 @@ class NodeDocument(Document, frozen=True):
     is any request there), ``doubtful`` (its connection broke just now), ``silent`` or ``joining`` (never heard).
 
     ``leases`` count the requests of all gateways there, ``own_leases`` those of this one; ``slots`` are of its ready
-    engines.
+    engines. ``loads_limit`` is how many loads may run at once now, ``load_s`` how many seconds one takes lately and
+    ``load_rate`` how many leave the queue a second while any wait; ``queued_by_tenant`` counts those that wait, of the
+    tenants that have most of them.
     """
 
     node: str
@@ -241,7 +243,10 @@ class NodeDocument(Document, frozen=True):
     own_leases: int
     loads_in_flight: int
     loads_queued: int
+    loads_limit: int
+    queued_by_tenant: dict[str, int]
     load_s: float
+    load_rate: float
     resident: int
 
 

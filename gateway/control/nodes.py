@@ -22,7 +22,9 @@ routes = web.RouteTableDef()
 _PATH = "/roost/v1/nodes"
 _LOOK_EVERY_S = 0.05
 
-DRAINED = "drained"
+DRAINED, SERVING = "drained", "serving"
+# a drain is over in either: somebody may put the node back into service meanwhile
+_SETTLED = frozenset({DRAINED, SERVING})
 
 
 @routes.get(_PATH)
@@ -48,20 +50,14 @@ async def show_node(request: web.Request) -> web.Response:
 @described(Description(NodeDocument, body=NoFields, scope=Scope.ADMIN, fleet=True))
 async def cordon_node(request: web.Request) -> web.Response:
     """Send a node nothing new, from any gateway, until it is uncordoned; what is under way there goes on."""
-    _require_operator(request)
-    await read_body(request, NoFields)
-    await services(request).fleet.cordon(request.match_info["name"], on=True)
-    return answer(_told(request))
+    return await _cordon(request, on=True)
 
 
 @routes.post(_PATH + "/{name}/uncordon")
 @described(Description(NodeDocument, body=NoFields, scope=Scope.ADMIN, fleet=True))
 async def uncordon_node(request: web.Request) -> web.Response:
     """Put a node back into service."""
-    _require_operator(request)
-    await read_body(request, NoFields)
-    await services(request).fleet.cordon(request.match_info["name"], on=False)
-    return answer(_told(request))
+    return await _cordon(request, on=False)
 
 
 @routes.post(_PATH + "/{name}/drain")
@@ -73,9 +69,16 @@ async def drain_node(request: web.Request) -> web.Response:
     await services(request).fleet.cordon(request.match_info["name"], on=True)
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_s
-    while (told := _told(request)).state != DRAINED and loop.time() < until:  # noqa: ASYNC110 - a node's report is awaited
+    while (told := _told(request)).state not in _SETTLED and loop.time() < until:  # noqa: ASYNC110 - a report is awaited
         await asyncio.sleep(_LOOK_EVERY_S)
     return answer(told)
+
+
+async def _cordon(request: web.Request, *, on: bool) -> web.Response:
+    _require_operator(request)
+    await read_body(request, NoFields)
+    await services(request).fleet.cordon(request.match_info["name"], on=on)
+    return answer(_told(request))
 
 
 def _require_operator(request: web.Request) -> None:
@@ -111,7 +114,10 @@ def _document(node: Node, endpoints: dict[str, str]) -> NodeDocument:
         own_leases=node.leased,
         loads_in_flight=node.loads_in_flight,
         loads_queued=node.loads_queued,
+        loads_limit=node.loads_limit,
+        queued_by_tenant=node.queued_by_tenant,
         load_s=node.load_s,
+        load_rate=node.load_rate,
         resident=len(node.resident),
     )
 
@@ -124,6 +130,7 @@ def _state(node: Node) -> str:
     if node.doubtful:
         return "doubtful"
     if node.draining:
-        # a load that had begun ends in a lease
-        return "cordoned" if node.outstanding or node.leased or node.loads_in_flight else DRAINED
-    return "serving"
+        # a load ends in a lease
+        under_way = node.outstanding or node.leased or node.loads_in_flight or node.loads_queued
+        return "cordoned" if under_way else DRAINED
+    return SERVING

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 # Above this a head and its body are two writes: joining them would cost a copy worth more than a system call.
 JOINED_BODY_BYTES = 65536
-# Files that a gateway has open beside its connections: the catalog, sockets to sidecars, uploads.
+# Files that a gateway has open beside its connections: the catalog, sockets to the host's sidecar, uploads; and for
+# each node of another host, of which it follows the reports too.
 FILES_OF_OUR_OWN = 128
+FILES_A_NODE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,9 @@ class HttpLimits:
         _require_positive(self)
 
 
-def connections_within(open_files: int) -> int:
+def connections_within(open_files: int, *, other_nodes: int = 0) -> int:
     """How many clients a process that may open so many files can take: each may need a connection to an engine too."""
-    return max(1, (open_files - FILES_OF_OUR_OWN) // 2)
+    return max(1, (open_files - FILES_OF_OUR_OWN - FILES_A_NODE * other_nodes) // 2)
 
 
 @dataclass(frozen=True, slots=True)

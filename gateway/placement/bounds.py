@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from gateway.nodes import Deployed, Node, NodeTable
+from gateway.deployments import Deployed
+from gateway.nodes import Node, NodeTable
 
 from .rendezvous import fraction, word_of
 from .tuning import Tuning

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from gateway.nodes import Deployment, Node
+from gateway.deployments import Deployment
+from gateway.nodes import Node
 from wire.outcomes import BaseNotDeployed, NoHealthyNode, RoostError, Unfit
 
 from .demand import Demand

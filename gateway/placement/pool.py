@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.nodes import Deployed, Node, NodeTable
+from gateway.deployments import Deployed
+from gateway.nodes import Node, NodeTable
 
 from .rendezvous import Rendezvous
 

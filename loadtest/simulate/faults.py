@@ -21,6 +21,8 @@ from .world import World
 # after a fault has ended and its engine, if it lost one, has started again
 RECOVERY_S = 15.0
 _POLL_S = 0.25
+# how long, and how closely, to watch for a moment at which a cordon has most to undo
+_WATCH_S, _GLANCE_S = 600.0, 0.05
 
 
 class Wrecker:
@@ -36,7 +38,7 @@ class Wrecker:
         self._under_way: set[asyncio.Task[None]] = set()
         self._kinds: list[Callable[[], Awaitable[None]]] = [
             self._sidecar, self._engine, self._host, self._gateway, self._cut, self._cut, self._short_cut, self._store,
-            self._registrar_dies, self._cordon,
+            self._registrar_dies, self._cordon, self._cordon_under_load,
         ]  # fmt: skip
         self.counts: Counter[str] = Counter()
         self.unrecovered: list[str] = []
@@ -131,16 +133,41 @@ class Wrecker:
 
     async def _cordon(self) -> None:
         node = self._take_node()
-        if node is None:
-            return
-        self._count("cordon")
+        if node is not None:
+            self._count("cordon")
+            await self._out_and_in(node)
+
+    async def _cordon_under_load(self) -> None:
+        """A node on which a slot is kept for a load that waits: refusing that load moves others that wait."""
+        deadline = self._loop.time() + _WATCH_S
+        while self._loop.time() < deadline:
+            node = next((one for one in self._free() if _keeps_a_slot(one)), None)
+            if node is not None and len(self._free()) > 1:
+                self._busy.add(node.name)
+                self._count("cordon under load")
+                await self._out_and_in(node)
+                return
+            await asyncio.sleep(_GLANCE_S)
+
+    async def _out_and_in(self, node: NodeProcesses) -> None:
         if await self._set_cordon(node, on=True):
-            await asyncio.sleep(self._chance.uniform(5.0, 60.0))
+            await asyncio.sleep(self._chance.uniform(2.5, 30.0))
+            if self._chance.random() < 0.5:
+                await self._dies_cordoned(node)
+            await asyncio.sleep(self._chance.uniform(2.5, 30.0))
             for _ in range(100):
                 if await self._set_cordon(node, on=False):
                     break
                 await asyncio.sleep(1.0)
         await self._until_back(node, "it was cordoned")
+
+    async def _dies_cordoned(self, node: NodeProcesses) -> None:
+        self._count("cordoned sidecar")
+        node.kill_sidecar()
+        await asyncio.sleep(self._chance.uniform(0.2, 8.0))
+        node.start()
+        if node.sidecar is None or not node.sidecar.machine.state.cordoned:
+            self.unrecovered.append(f"{node.name} was cordoned, and its next sidecar does not know it")
 
     async def _set_cordon(self, node: NodeProcesses, *, on: bool) -> bool:
         requester = sockets(self._world.network, "operator").requester(node.settings.endpoint, Any, Any, peer=node.name)
@@ -184,12 +211,20 @@ class Wrecker:
 
     def _take_node(self) -> NodeProcesses | None:
         """A node that nothing is wrong with, and at least one more besides."""
-        free = [node for node in self._world.nodes if node.name not in self._busy]
+        free = self._free()
         if len(free) < 2:
             return None
         node = self._chance.choice(free)
         self._busy.add(node.name)
         return node
 
+    def _free(self) -> list[NodeProcesses]:
+        return [node for node in self._world.nodes if node.name not in self._busy]
+
     def _count(self, kind: str) -> None:
         self.counts[kind] += 1
+
+
+def _keeps_a_slot(node: NodeProcesses) -> bool:
+    engines = node.sidecar.machine.state.engines.values() if node.sidecar else ()
+    return any(slot.claimed_by for engine in engines for slot in engine.slots.values())

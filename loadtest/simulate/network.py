@@ -144,11 +144,14 @@ class Network:
         self._servers: dict[str, Any] = {}
         self._links: dict[Link, None] = {}
         self._cuts: set[frozenset[str]] = set()
+        # how many cuts there were, healed ones included
+        self.cuts = 0
         self._watchers: dict[Callable[[], None], None] = {}
 
     def cut(self, one: str, other: str) -> None:
         """Nothing passes between two hosts until ``heal``."""
         self._cuts.add(frozenset((one, other)))
+        self.cuts += 1
         self._changed()
 
     def heal(self, one: str, other: str) -> None:

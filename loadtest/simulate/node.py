@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from .catalog import BASE, FINGERPRINT
 from .constants import EngineConstants
 from .network import Network
 from .sockets import sockets
-from .storage import ArtifactStore, MemoryArena, MemoryFetcher
+from .storage import ArtifactStore, MemoryArena, MemoryFetcher, MemoryMark
 
 ENGINE_PORT = 8000
 
@@ -66,12 +67,12 @@ class NodeProcesses:
         self.engines = {engine.name: EngineProcess(engine, constants, stock=stock) for engine in settings.engines}
         self.sidecar: Sidecar | None = None
         self.findings: list[str] = []
-        self.installs = 0
-        self.fetches = 0
+        self._counts: Counter[str] = Counter()
         self.failures: list[BaseException] = []
         self._network = network
         self._refuse = refuse
         self._store = store
+        self._mark = MemoryMark()
         self._serving: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._arena: MemoryArena | None = None
@@ -89,7 +90,7 @@ class NodeProcesses:
         made = sockets(self._network, self.name)
         if self._refuse is not None:
             made = made._replace(responder=self._refusing(made.responder, self._refuse))
-        self.sidecar = Sidecar(self.settings, backends, sockets=made, storage=self._storage)
+        self.sidecar = Sidecar(self.settings, backends, sockets=made, storage=self._storage, mark=self._mark)
         self._serving = asyncio.get_running_loop().create_task(self._serve(self.sidecar))
 
     def kill_sidecar(self) -> None:
@@ -108,10 +109,14 @@ class NodeProcesses:
     def note(self, sidecar: Sidecar) -> None:
         """Keep what a sidecar's life counted, and what was wrong with its books."""
         self.findings += audit(sidecar.machine.state)
-        self.installs += sidecar.machine.state.counts["installed"]
-        self.fetches += sidecar.machine.state.counts["fetched"]
+        self._counts.update(sidecar.machine.state.counts)
         if self._arena is not None:
             self.findings += self._arena.broken
+
+    def count(self, what: str) -> int:
+        """How often something happened, by the sidecar's own counting, in all its lives."""
+        living = self.sidecar.machine.state.counts[what] if self.sidecar is not None else 0
+        return self._counts[what] + living
 
     @property
     def arena(self) -> MemoryArena | None:

@@ -48,7 +48,7 @@ class Recorder:
         for node in self._world.nodes:
             state = node.sidecar.machine.state if node.sidecar is not None else None
             models = [engine.model for engine in node.engines.values() if engine.model is not None]
-            installed += node.installs + (state.counts["installed"] if state is not None else 0)
+            installed += node.count("installed")
             self.serving[node.name].append(float(sum(len(model.installed) for model in models)))
             self.resident[node.name].append(float(len(list(state.cache))) if state is not None else 0.0)
             self.running[node.name].append(float(sum(model.unfinished for model in models)))

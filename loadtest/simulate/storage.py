@@ -33,17 +33,29 @@ class ArtifactStore:
         self.fetched_bytes = 0
 
     async def read(self, digest: str, size: int, timeout_s: float) -> None:
-        """Takes as long as it takes. Raises ArtifactUnavailable; hangs for longer than ``timeout_s`` at times."""
+        """Takes as long as it takes. Raises ArtifactUnavailable; hangs for longer than ``timeout_s`` at times.
+
+        Cancelled, it ends at once, unless it hangs.
+        """
         constants = self._constants
-        seconds = constants.fetch_s + size * constants.fetch_byte_s
         drawn = self._chance.random()
         if drawn < self.faults.hanging:
-            seconds += timeout_s * 1.5
-        await asyncio.sleep(seconds)
+            await _hang(timeout_s * 1.5)
+        await asyncio.sleep(constants.fetch_s + size * constants.fetch_byte_s)
         if self.faults.hanging <= drawn < self.faults.hanging + self.faults.failing:
             raise ArtifactUnavailable(f"artifact {digest} could not be read")
         self.fetched[digest] += 1
         self.fetched_bytes += size
+
+
+async def _hang(seconds: float) -> None:
+    """Storage that does not answer lets nobody go, whoever wants to."""
+    hanging = asyncio.ensure_future(asyncio.sleep(seconds))
+    try:
+        await asyncio.wait([hanging])
+    except asyncio.CancelledError:
+        await asyncio.wait([hanging])
+        raise
 
 
 class MemoryArena:
@@ -99,6 +111,19 @@ class MemoryArena:
     def close(self) -> None:
         self._extents.clear()
         self._sealed.clear()
+
+
+class MemoryMark:
+    """As ``sidecar.cordon.CordonFile``: what a node's disk remembers over the lives of its sidecar."""
+
+    def __init__(self) -> None:
+        self._on = False
+
+    def is_set(self) -> bool:
+        return self._on
+
+    def set(self, *, on: bool) -> None:
+        self._on = on
 
 
 class MemoryFetcher:

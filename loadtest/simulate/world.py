@@ -25,6 +25,8 @@ from .storage import ArtifactStore
 
 # until every feed was heard and every engine looked at
 WARM_UP_S = 3.0
+# releases between one gateway and one node until the connection counts as broken
+_LOST_BY_A_CUT = 16
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,8 +115,7 @@ class World:
     @property
     def installs(self) -> int:
         """By all nodes, in all lives of their sidecars."""
-        living = [node.sidecar.machine.state.counts["installed"] for node in self.nodes if node.sidecar is not None]
-        return sum(living) + sum(node.installs for node in self.nodes)
+        return sum(node.count("installed") for node in self.nodes)
 
     def wrong(self, asked: str, answer: Answer) -> bool:
         """Whether an answer that counts as good was made by anything but what was ``asked`` for and what it names."""
@@ -128,13 +129,22 @@ class World:
     # the books, once nothing is under way
 
     def leaks(self) -> list[str]:
-        """What was not given back, one sentence each; to be asked when nobody asks for anything any more."""
+        """What was not given back, one sentence each; to be asked when nobody asks for anything any more.
+
+        That is also what no release told of: a lease must never have to wait for its own end, and no more releases
+        may be missed, and made up for, than a cut of the network can have lost.
+        """
         found: list[str] = []
         for node in self.nodes:
             found += [f"{node.name}: {error!r} broke the sidecar" for error in node.failures]
             found += node.findings
+            if expired := node.count("leases_expired"):
+                found.append(f"{expired} leases of {node.name} expired")
             if node.sidecar is not None:
                 found += _of_node(node)
+        unheard = sum(node.count("leases_given_back_unheard") for node in self.nodes)
+        if unheard > _LOST_BY_A_CUT * self.network.cuts:
+            found.append(f"{unheard} leases were given back unheard, and the network was cut {self.network.cuts} times")
         for gateway in self.gateways:
             for known in gateway.nodes if gateway.up else ():
                 if known.leased:

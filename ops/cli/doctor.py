@@ -146,7 +146,7 @@ def check_open_files(config: RoostConfig, _layout: Layout) -> Finding:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         return Finding("open files", Grade.OK, "no bound")
-    clients = connections_within(hard)
+    clients = connections_within(hard, other_nodes=len(config.gateway.nodes))
     grade = Grade.OK if clients >= config.gateway.max_connections else Grade.WARN
     advice = "" if grade is Grade.OK else "raise the hard limit (ulimit -Hn, LimitNOFILE), or lower max_connections"
     return Finding("open files", grade, f"{hard}: {min(clients, config.gateway.max_connections)} connections", advice)

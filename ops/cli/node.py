@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from wire.outcomes import DeadlinePassed
+from wire.outcomes import DeadlinePassed, VersionConflict
 
 from .client import ApiClient
 from .output import ERR, tell, tell_json, tell_table
@@ -21,8 +21,10 @@ Name = Annotated[str, typer.Argument(metavar="NODE")]
 _NODES = "/roost/v1/nodes"
 # the most that one request waits for a drain
 _WAIT_S = 20.0
-_DRAINED = "drained"
-_STYLES = {"serving": "green", "silent": "red", "doubtful": "red"}
+_LOOK_EVERY_S = 0.5
+_DRAINED, _SERVING = "drained", "serving"
+_TENANTS_TOLD = 3
+_STYLES = {_SERVING: "green", "silent": "red", "doubtful": "red"}
 
 
 @app.command("list")
@@ -36,11 +38,11 @@ def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:
         (
             node["node"], node["state"], f"{node['engines_ready']} of {node['engines']}",
             f"{node['slots_used']} of {node['slots']}", node["leases"],
-            f"{node['loads_in_flight']} + {node['loads_queued']}", ", ".join(node["bases"]),
+            f"{node['loads_in_flight']} of {node['loads_limit']}", ", ".join(node["bases"]), _queued(node),
         )
         for node in found["nodes"]
     ]  # fmt: skip
-    columns = ("NODE", "STATE", "ENGINES", "SLOTS", "REQUESTS", "LOADS + QUEUED", "BASES")
+    columns = ("NODE", "STATE", "ENGINES", "SLOTS", "REQUESTS", "LOADS", "BASES", "QUEUED")
     tell_table(columns, rows, empty="There are no nodes.")
     if found["trouble"]:
         ERR.print(f"The nodes file is not in force: {found['trouble']}", style="bold red", markup=False)
@@ -76,17 +78,33 @@ def drain(
 
 
 def _drained(client: ApiClient, node: str, timeout_s: float) -> Any:
-    """The node once nothing runs there, or as it is after ``timeout_s``."""
+    """The node once nothing runs there, or as it is after ``timeout_s``. It is cordoned once: whoever puts it back into
+    service meanwhile is heard, and VersionConflict raised.
+    """
     until = time.monotonic() + timeout_s
-    while True:
-        left_s = max(0.0, until - time.monotonic())
-        found = client.call("POST", _path(node, "drain"), {"wait_s": min(_WAIT_S, left_s)})
-        if found["state"] == _DRAINED or time.monotonic() >= until:
-            return found
+    found = client.call("POST", _path(node, "drain"), {"wait_s": min(_WAIT_S, timeout_s)})
+    while found["state"] != _DRAINED:
+        if found["state"] == _SERVING:
+            raise VersionConflict(f"node {node} was put back into service meanwhile")
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            break
+        time.sleep(min(_LOOK_EVERY_S, left_s))
+        found = client.call("GET", _path(node))
+    return found
 
 
-def _path(node: str, action: str) -> str:
-    return f"{_NODES}/{quote(node, safe='')}/{action}"
+def _queued(node: Any) -> str:
+    """How many loads wait, at which rate they get their turn, and whose they are."""
+    if not node["loads_queued"]:
+        return "0"
+    tenants = sorted(node["queued_by_tenant"].items(), key=lambda pair: (-pair[1], pair[0]))
+    of_whom = ", ".join(f"{tenant} {count}" for tenant, count in tenants[:_TENANTS_TOLD])
+    return f"{node['loads_queued']}, {node['load_rate']:.3g}/s: {of_whom}"
+
+
+def _path(node: str, *action: str) -> str:
+    return "/".join((_NODES, quote(node, safe=""), *action))
 
 
 def _tell(node: Any, as_json: bool) -> None:

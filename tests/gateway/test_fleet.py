@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway import fleet
+from gateway import fleet, signs
 from gateway.nodes import Node
 from wire.node import NodeDelta, Residency
 
@@ -34,6 +34,34 @@ async def test_a_gateway_says_that_it_lives_and_which_life_it_is(tmp_path: Path)
     async with Mesh(tmp_path, gateways=2) as mesh:
         await until(lambda: {alive.gateway for alive in mesh.sidecar.alive} == {"g0", "g1"})
         assert len({alive.instance for alive in mesh.sidecar.alive}) == 2
+
+
+async def test_a_node_that_is_away_has_no_other_told_more_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signs, "_RETRY_S", 0.02)
+    async with Mesh(tmp_path, nodes=2) as mesh:
+        mesh.sidecars[1].stop()
+        await until(lambda: node_of(mesh, "n1").doubtful)
+        before = len(mesh.sidecar.alive)
+        await asyncio.sleep(0.5)
+        assert len(mesh.sidecar.alive) <= before + 1
+        mesh.sidecars[1].start()
+        heard = len(mesh.sidecars[1].alive)
+        await until(lambda: len(mesh.sidecars[1].alive) > heard)
+
+
+async def test_one_sign_that_fails_is_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signs, "_EVERY_S", 0.05)
+    async with Mesh(tmp_path) as mesh:
+        link = mesh.gateways[0]._fleet._links["n0"]
+        with monkeypatch.context() as broken:
+            failed = asyncio.Event()
+            broken.setattr(link.requester, "send", lambda _: failed.set() or {}["no such thing"])
+            asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+            await failed.wait()
+        before = len(mesh.sidecar.alive)
+        await until(lambda: len(mesh.sidecar.alive) > before)
 
 
 async def test_a_restarted_sidecar_is_asked_for_its_state(tmp_path: Path) -> None:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import resource
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import tomli_w
+import zmq
 
 from backends.process import free_port
+from gateway import leases, membership
+from gateway.fleet import Fleet
 from gateway.membership import Membership, check_nodes, read_nodes
+from gateway.nodes import NodeTable
 from gateway.settings import GatewaySettings, NodeAddress
+from wire import endpoints
 from wire.curve import CurveKeys, make_keys
 from wire.events import Scope
+from wire.node import NodeDelta
 from wire.outcomes import InvalidRequest
 
 from . import stub_engine
@@ -68,7 +76,9 @@ async def test_a_node_joins_by_the_file_and_takes_new_policies_only(tmp_path: Pa
         await mesh.all_leases_are_back()
 
 
-async def test_a_node_leaves_without_hurting_the_requests_that_it_has(tmp_path: Path) -> None:
+async def test_a_node_leaves_without_hurting_the_requests_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "nodes.toml"
     mesh = Mesh(tmp_path, nodes=2, nodes_file=str(file))
     mesh.outside = [mesh.sidecars[1]]
@@ -87,6 +97,7 @@ async def test_a_node_leaves_without_hurting_the_requests_that_it_has(tmp_path: 
             return await stub_engine.answer(engine, request, body)
 
         leaving.engines[0].scripts.append(slowly)
+        monkeypatch.setattr(leases, "_GATHER_S", 0.1)
         asking = asyncio.ensure_future(mesh.chat(BASE))
         await until(lambda: len(leaving.held) == 1 and len(leaving.engines[0].asked) == 1)
         listed(file, [])
@@ -98,6 +109,8 @@ async def test_a_node_leaves_without_hurting_the_requests_that_it_has(tmp_path: 
         release.set()
         told = await asking
         assert (told.status, told.headers["x-roost-node"]) == (200, "n1")
+        # its last release is still being gathered
+        gateway._fleet._look_at_leaving()
         await mesh.all_leases_are_back()
         await until(lambda: "n1" not in gateway._fleet.requesters)
         listed(file, mesh.outside)
@@ -181,6 +194,133 @@ async def test_a_file_that_can_not_stand_changes_nothing_and_is_told(tmp_path: P
         assert (await mesh.ask("GET", "/roost/v1/nodes", headers=mesh.key("*"))).json["trouble"] == ""
 
 
+@pytest.mark.parametrize("change", [{"public": "no key"}, {"endpoint": "tcp://127.0.0.1:99999"}])
+async def test_a_node_that_is_there_stays_where_its_new_address_can_not_stand(
+    tmp_path: Path, change: dict[str, str]
+) -> None:
+    file = tmp_path / "nodes.toml"
+    ours, theirs = make_keys(), make_keys()
+    mesh = Mesh(tmp_path, nodes=2, nodes_file=str(file), curve=CurveKeys(*ours, server_public=ours[0]))
+    far = mesh.sidecars[1]
+    mesh.outside = list(mesh.sidecars)
+    ports = [free_port("127.0.0.1") for _ in range(2)]
+    far.address = NodeAddress("n1", f"tcp://127.0.0.1:{ports[0]}", f"tcp://127.0.0.1:{ports[1]}", theirs[0])
+    far.curve = CurveKeys(*theirs, peers=(ours[0],))
+    mesh.sidecar.curve = far.curve
+    mesh.sidecar.address = msgspec.structs.replace(mesh.sidecar.address, public=theirs[0])
+    listed(file, mesh.outside)
+    async with mesh:
+        node = mesh.gateways[0].nodes["n1"]
+        good, far.address = far.address, msgspec.structs.replace(far.address, **change)
+        listed(file, mesh.outside)
+        look(mesh)
+        assert mesh.gateways[0]._members.trouble.startswith(f"nodes[1].{next(iter(change))}")
+        assert mesh.gateways[0].nodes["n1"] is node
+        assert node.heard
+        far.address = good
+        listed(file, mesh.outside)
+        look(mesh)
+        assert mesh.gateways[0]._members.trouble == ""
+        assert mesh.gateways[0].nodes["n1"] is node
+
+
+@contextmanager
+def following(file: Path) -> Iterator[tuple[Membership, NodeTable, Fleet]]:
+    settings = GatewaySettings(
+        name="g", catalog_dir="c", store_dir="s", registrar_endpoint="ipc:///r", nodes=(), nodes_file=str(file)
+    )
+    table = NodeTable()
+    fleet = Fleet((), table, gateway="g", instance="i", curve=None)
+    try:
+        yield Membership(settings, fleet), table, fleet
+    finally:
+        fleet.close()
+
+
+def list_many(file: Path, count: int) -> None:
+    part = file.with_suffix(".part")
+    folder = file.parent
+    part.write_text(
+        tomli_w.dumps(
+            {
+                "nodes": [
+                    {"name": f"n{i}", "endpoint": f"ipc://{folder}/a{i}", "feed_endpoint": f"ipc://{folder}/b{i}"}
+                    for i in range(count)
+                ]
+            }
+        )
+    )
+    part.replace(file)
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many open files as this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 4000:
+        pytest.skip(f"needs 4000 open files, and this process may have {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_fleet_of_hundreds_of_nodes_joins_and_leaves(tmp_path: Path, many_files: None) -> None:
+    file = tmp_path / "nodes.toml"
+    with following(file) as (members, table, _):
+        for count in (400, 1, 400):
+            list_many(file, count)
+            for _ in range(2):
+                members.look()
+            assert (members.trouble, len(table)) == ("", count)
+
+
+async def test_what_no_socket_is_left_for_changes_nothing_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    small.set(zmq.MAX_SOCKETS, 40)
+    monkeypatch.setattr(endpoints, "shared_context", lambda: small)
+    file = tmp_path / "nodes.toml"
+    with following(file) as (members, table, fleet):
+        list_many(file, 3)
+        for _ in range(2):
+            members.look()
+        before = tuple(table)
+        for count in (40, 30):
+            list_many(file, count)
+            for _ in range(3):
+                members.look()
+            assert "cannot make another socket" in members.trouble
+            assert tuple(table) == before
+            assert len(fleet.addresses) == 3
+        list_many(file, 4)
+        for _ in range(2):
+            members.look()
+        assert (members.trouble, len(table)) == ("", 4)
+        list_many(file, 40)
+        for _ in range(2):
+            members.look()
+        assert members.trouble
+        # no look is needed at another file: the same one stands once there are sockets
+        monkeypatch.setattr(endpoints, "shared_context", zmq.Context.instance)
+        members.look()
+        assert (members.trouble, len(table)) == ("", 40)
+    small.destroy()
+
+
+async def test_membership_outlives_whatever_goes_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "_EVERY_S", 0.01)
+    file = tmp_path / "nodes.toml"
+    with following(file) as (members, table, fleet):
+        task = asyncio.ensure_future(members.run())
+        with monkeypatch.context() as broken:
+            broken.setattr(fleet, "update", lambda _: {}["no such thing"])
+            list_many(file, 2)
+            await until(lambda: "no such thing" in members.trouble)
+        await until(lambda: members.trouble == "" and len(table) == 2)
+        task.cancel()
+
+
 async def test_a_file_is_read_once_it_has_settled(tmp_path: Path) -> None:
     file = tmp_path / "nodes.toml"
     mesh = Mesh(tmp_path, nodes=2, nodes_file=str(file))
@@ -245,9 +385,27 @@ async def test_a_drain_waits_for_the_last_request(tmp_path: Path) -> None:
             )
             await asyncio.sleep(0.05)
             assert not draining.done()
+        mesh.sidecar.publish(NodeDelta(node="n0", loads_queued=1))
         await mesh.all_leases_are_back()
-        mesh.sidecar.announce()
+        mesh.sidecar.publish(NodeDelta(node="n0", engines=mesh.sidecar.report().engines))
+        await asyncio.sleep(0.2)
+        assert not draining.done(), "a load that waits ends in a request"
+        mesh.sidecar.publish(NodeDelta(node="n0", loads_queued=0))
         assert (await draining).json["state"] == "drained"
+
+
+async def test_a_drain_ends_where_the_node_is_put_back_meanwhile(tmp_path: Path) -> None:
+    async with Mesh(tmp_path) as mesh:
+        admin = mesh.key("*")
+        mesh.engine.scripts.append(stub_engine.go_on_for_ever)
+        async with mesh.streaming(BASE):
+            mesh.sidecar.announce()
+            path = "/roost/v1/nodes/n0"
+            draining = asyncio.ensure_future(mesh.ask("POST", f"{path}/drain", json={"wait_s": 20}, headers=admin))
+            await until(lambda: mesh.sidecar.draining)
+            await mesh.ask("POST", f"{path}/uncordon", json={}, headers=admin)
+            assert (await draining).json["state"] == "serving"
+        await mesh.all_leases_are_back()
 
 
 async def test_nodes_are_for_who_runs_the_fleet(tmp_path: Path) -> None:

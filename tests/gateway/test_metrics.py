@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from gateway.metrics import GatewayCollector, Metrics, exposition
+from wire.node import NodeDelta
 from wire.outcomes import Outcome
 
 from .fleet_states import engine, report, table
@@ -42,3 +43,20 @@ def test_the_node_table_and_the_drops_are_shown() -> None:
     assert 'roost_gateway_node_heard{node="a"} 1.0' in text
     assert 'roost_gateway_node_free_slots{node="a"} 3.0' in text
     assert 'roost_gateway_dropped_messages_total{reason="bad_frame"} 2.0' in text
+
+
+def test_a_nodes_loads_are_shown_without_a_tenants_name() -> None:
+    nodes = table(report("a"))
+    nodes["a"].apply(
+        NodeDelta(
+            node="a", loads_in_flight=2, loads_queued=7, loads_limit=3, load_s=0.5, load_rate=4.0,
+            queued_by_tenant={"acme": 5, "other": 2},
+        )
+    )  # fmt: skip
+    text = exposition(GatewayCollector(Metrics(("chat",)), nodes, dict)).decode()
+    for name, value in (
+        ("loads_in_flight", 2), ("loads_limit", 3), ("loads_queued", 7), ("loads_queued_of_one_tenant", 5),
+        ("load_seconds", 0.5), ("load_rate", 4),
+    ):  # fmt: skip
+        assert f'roost_gateway_node_{name}{{node="a"}} {float(value)}\n' in text
+    assert "acme" not in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import json
 import random
 from pathlib import Path
 
@@ -146,6 +147,32 @@ def test_who_never_comes_back_costs_nobody_for_long() -> None:
     assert wait_of(quotas) == 0.0
 
 
+def test_who_asked_again_and_again_without_waiting_is_soon_counted_on_no_more() -> None:
+    clock = Clock()
+    quotas = of_acme(clock, requests=30)
+    while clock.now < 8.0:
+        clock.now += 0.002
+        wait_of(quotas)
+    assert wait_of(quotas) > 500
+    clock.now += 12.0
+    waits = [wait_of(quotas) for _ in range(8)]
+    assert waits[:6] == [0.0] * 6
+    assert all(0 < wait < 15 for wait in waits[6:])
+
+
+def test_a_few_who_do_not_come_back_do_not_bring_the_others_back_too_early() -> None:
+    clock = Clock()
+    quotas = of_acme(clock, requests=60)
+    waits = [wait for _ in range(100) if (wait := wait_of(quotas))]
+    for number, wait in enumerate(waits[:20]):
+        if number % 5:
+            clock.now = wait
+            assert wait_of(quotas) == 0.0
+    newcomers = [wait_of(quotas) for _ in range(5)]
+    assert newcomers[:4] == [0.0] * 4, "what the others did not come for"
+    assert newcomers[4] > 0.5 * (waits[-1] - clock.now)
+
+
 def test_gateways_divide_a_quota_and_only_those_who_have_one_are_bounded() -> None:
     clock = Clock()
     quotas = of_acme(clock, requests=60, gateways=3)
@@ -163,8 +190,36 @@ def test_many_tenants_that_came_once_are_forgotten() -> None:
     quotas = Quotas({}, Quota(requests_per_minute=600), clock=clock)
     for number in range(20_000):
         clock.now += 0.01
-        quotas.admit(f"t{number}", everywhere=False)
+        admission = quotas.admit(f"t{number}", everywhere=False)
+        assert admission is not None
+        admission.settle(0.0)
     assert len(quotas._tenants) < 5000
+
+
+def test_a_tenant_whose_request_is_under_way_is_not_forgotten() -> None:
+    clock = Clock()
+    quotas = Quotas({}, Quota(tokens_per_minute=1000), clock=clock)
+    admission = quotas.admit("acme", everywhere=False)
+    assert admission is not None
+    clock.now += 120
+    for number in range(10_000):
+        quotas.admit(f"t{number}", everywhere=False)
+    admission.settle(500_000.0)
+    assert wait_of(quotas) > 1000
+
+
+def test_tenants_that_can_not_be_forgotten_are_not_looked_through_at_each_ask() -> None:
+    quotas = Quotas({}, Quota(requests_per_minute=60), clock=Clock())
+    looks = 0
+
+    def forget(now: float) -> None:
+        nonlocal looks
+        looks += 1
+
+    quotas._forget = forget  # type: ignore[method-assign]
+    for number in range(40_000):
+        quotas.admit(f"t{number}", everywhere=False)
+    assert looks == 4
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
@@ -222,19 +277,77 @@ async def test_tokens_are_counted_from_what_the_engine_says(tmp_path: Path, stre
             assert told.json["usage"] == {"total_tokens": 7}
 
 
-async def test_a_stream_that_is_cut_off_is_charged_and_a_refused_request_is_not(tmp_path: Path) -> None:
+GUESS = 256.0
+WORDS = {"short": "hi", "long": "word " * 4000}
+
+
+@pytest.mark.parametrize("prompt", ["short", "long"])
+@pytest.mark.parametrize(
+    ("script", "stream", "timeout", "events"),
+    [
+        (stub_engine.die_after_chunks(3), True, "9", 3),
+        (stub_engine.never_answer, True, "0.3", 0),
+        (stub_engine.never_answer, False, "0.3", 0),
+    ],
+    ids=["after three events", "before its first token", "as a whole"],
+)
+async def test_what_is_cut_off_costs_its_prompt_and_what_came_of_it(
+    tmp_path: Path, prompt: str, script: stub_engine.Script, stream: bool, timeout: str, events: int
+) -> None:
+    quotas = {"acme": Quota(requests_per_minute=1000, tokens_per_minute=100_000)}
+    async with Mesh(tmp_path, anonymous=False, quotas=quotas) as mesh:
+        mesh.publish("acme/bot")
+        mesh.gateways[0].quotas._clock = Clock()
+        mesh.engine.scripts.append(script)
+        messages = [{"role": "user", "content": WORDS[prompt]}]
+        body = {"model": "acme/bot", "messages": messages, "stream": stream}
+        headers = mesh.key("acme") | {"x-request-timeout": timeout}
+        await mesh.chat("acme/bot", headers=headers, messages=messages, stream=stream)
+        await mesh.all_leases_are_back()
+        tenant = mesh.gateways[0].quotas._tenants["acme"]
+        await until(lambda: tenant.unsettled == 0)
+        assert 100_000 - tenant.tokens.level == max(GUESS, len(json.dumps(body)) / 4 + events)
+
+
+async def test_a_client_that_goes_away_pays_for_what_it_asked(tmp_path: Path) -> None:
+    quotas = {"acme": Quota(tokens_per_minute=100_000)}
+    async with Mesh(tmp_path, anonymous=False, quotas=quotas) as mesh:
+        mesh.publish("acme/bot")
+        mesh.gateways[0].quotas._clock = Clock()
+        mesh.engine.scripts.append(stub_engine.never_answer)
+        asking = asyncio.ensure_future(mesh.chat("acme/bot", headers=mesh.key("acme")))
+        await until(lambda: len(mesh.engine.asked) == 1)
+        asking.cancel()
+        tenant = mesh.gateways[0].quotas._tenants["acme"]
+        await until(lambda: tenant.unsettled == 0)
+        assert 100_000 - tenant.tokens.level == GUESS
+
+
+async def test_what_is_refused_costs_no_tokens(tmp_path: Path) -> None:
     quotas = {"acme": Quota(requests_per_minute=1000, tokens_per_minute=100_000)}
     async with Mesh(tmp_path, anonymous=False, quotas=quotas) as mesh:
         mesh.publish("acme/bot")
         acme = mesh.key("acme")
+        mesh.gateways[0].quotas._clock = Clock()
         mesh.sidecar.scripts.append(stub_sidecar.refuse(stub_sidecar.Outcome.COLD_LOAD_BOUND, retry_after_s=1.0))
         assert (await mesh.chat("acme/bot", headers=acme)).status == 429
         mesh.engine.scripts.append(stub_engine.refuse(400))
         assert (await mesh.chat("acme/bot", headers=acme)).status == 400
+        mesh.engine.scripts.append(stub_engine.fail_in_stream(400))
+        assert (await mesh.chat("acme/bot", headers=acme, stream=True)).status == 400
+        mesh.engine.scripts.extend([stub_engine.fail_in_stream(500)] * 2)
+        assert (await mesh.chat("acme/bot", headers=acme, stream=True)).status == 502
         tenant = mesh.gateways[0].quotas._tenants["acme"]
         assert tenant.tokens.level == tenant.tokens.capacity
-        mesh.engine.scripts.append(stub_engine.go_on_for_ever)
-        told = await mesh.chat("acme/bot", headers=acme | {"x-request-timeout": "0.3"}, stream=True)
-        assert told.events[-1]["error"]["type"] == "deadline"
-        await until(lambda: tenant.tokens.level < tenant.tokens.capacity - 5)
-        await mesh.all_leases_are_back()
+        assert tenant.mean_tokens == GUESS, "and says nothing about what requests take"
+
+
+async def test_a_second_attempt_is_charged_for_itself(tmp_path: Path) -> None:
+    quotas = {"acme": Quota(tokens_per_minute=100_000)}
+    async with Mesh(tmp_path, anonymous=False, quotas=quotas) as mesh:
+        mesh.publish("acme/bot")
+        mesh.gateways[0].quotas._clock = Clock()
+        mesh.engine.scripts.extend([stub_engine.fail_in_stream(500), stub_engine.refuse(400)])
+        assert (await mesh.chat("acme/bot", headers=mesh.key("acme"), stream=True)).status == 400
+        tenant = mesh.gateways[0].quotas._tenants["acme"]
+        assert tenant.tokens.level == tenant.tokens.capacity

@@ -47,6 +47,36 @@ def test_a_document_is_counted_however_it_is_cut(places: list[int], text: str) -
     assert meter.tokens == 12
 
 
+# what prompt_logprobs and logprobs tell of a prompt that has the word in it
+LOGPROBS = [
+    {"prompt_logprobs": [None, {"5": {"logprob": -1.0, "rank": 1, "decoded_token": "usage"}}]},
+    {"logprobs": {"top_logprobs": [{"usage": -0.5, "total_tokens": 7}], "tokens": ["usage"]}},
+]
+
+
+@pytest.mark.parametrize("behind", LOGPROBS)
+@given(places=st.lists(st.integers(0, 3000), max_size=12), count=st.integers(1, 40))
+def test_a_token_that_reads_usage_is_none(behind: dict[str, object], places: list[int], count: int) -> None:
+    document = json.dumps({"usage": USAGE, "others": [behind] * count}).encode()
+    meter = UsageMeter(stream=False, hides=False)
+    assert fed(meter, cut(document, places)) == document
+    assert meter.tokens == 12
+
+
+def test_details_may_stand_before_the_total() -> None:
+    meter = UsageMeter(stream=False, hides=False)
+    fed(meter, [b'{"usage": {"details": {"cached_tokens": 1}, "total_tokens": 12}}'])
+    assert meter.tokens == 12
+
+
+def test_usage_behind_a_very_long_event_is_found() -> None:
+    long = event({"choices": [{"delta": {"content": "x" * (1 << 20)}}]})
+    whole = long + LAST
+    meter = UsageMeter(stream=True, hides=True)
+    assert fed(meter, [whole[: len(long) + 20], whole[len(long) + 20 :], DONE]) == long + DONE
+    assert meter.tokens == 12
+
+
 def test_whole_events_are_passed_on_at_once() -> None:
     meter = UsageMeter(stream=True, hides=True)
     for word in WORDS:

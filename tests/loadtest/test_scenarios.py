@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from catalog.view import CatalogView
+from gateway.leases import LeaseDesk
 from loadtest import chaos, fairness, two_nodes, wave
 from loadtest.catalog.filled import fill
 from loadtest.simulate.clock import simulate
 from loadtest.simulate.registrar import RegistrarProcess
 from loadtest.simulate.world import Shape
-from tests.loadtest.simulate.support import quick
+from tests.loadtest.simulate.support import forget_releases, quick
 
 
 def _stress(shape: Shape, *, sticky: bool = False) -> two_nodes.Stressed:
@@ -69,6 +70,13 @@ def test_a_fleet_in_which_everything_dies_keeps_exact_books(tmp_path: Path) -> N
     assert (summary["wrong_answers"], summary["lost_acknowledged"]) == (0, 0)
     assert (course.unrecovered, course.leaks) == ([], [])
     assert summary["answered"] > 0.9 * summary["requests"]
+
+
+def test_lost_releases_show_though_faults_lose_some_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LeaseDesk, "flush", forget_releases)
+    course = simulate(lambda: chaos.chaos(quick(), chaos.FLEET, tmp_path, 3, seconds=300.0, rate=2.0, every_s=10.0))
+    assert course.faults["cut"] > 0
+    assert any("given back unheard" in leak for leak in course.leaks)
 
 
 async def test_a_registrar_that_dies_loses_only_what_it_did_not_acknowledge(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -47,7 +48,18 @@ ENGINE = {"base": "smol", "model_path": "/models/smol"}
         ({"node": {"engines": [{**ENGINE, "fingerprint": "00"}]}}, "node.engines[0].fingerprint"),
         ({"node": {"arena": 1}}, "node.arena: no such setting"),
         ({"node": {"arena_bytes": -1}}, "node.arena_bytes: expected a positive number, got -1"),
-        ({"node": {"disk_bytes": -1}}, "node.disk_bytes: expected bytes, or 0 for no copies on disk, got -1"),
+        ({"node": {"disk_bytes": -1}}, "node.disk_bytes: expected 0 or a positive number, got -1"),
+        ({"gateway": {"prefix_bytes": -5}}, "gateway.prefix_bytes: expected 0 or a positive number, got -5"),
+        ({"gateway": {"placed_excess": math.nan}}, "gateway.placed_excess: expected a positive number, got nan"),
+        ({"node": {"slot_share_s": math.inf}}, "node.slot_share_s: expected a positive number, got inf"),
+        ({"node": {"loads_in_flight_min": 9}}, "node.loads_in_flight_min: 9 is more than node.loads_in_flight, 8"),
+        ({"node": {"engines": [{**ENGINE, "start_timeout_s": math.nan}]}}, "node.engines[0].start_timeout_s: expected"),
+        ({"node": {"engines": [{**ENGINE, "max_num_seqs": -1}]}}, "node.engines[0].max_num_seqs: expected 0 or"),
+        ({"node": {"engines": [{**ENGINE, "port": 65536}]}}, "node.engines[0].port: expected 1 to 65535, or 0"),
+        ({"node": {"engines": [{"base": "b", "attach": "a:0"}]}}, "node.engines[0].attach: expected a port"),
+        ({"node": {"endpoint": "tcp://a:65536"}}, "node.endpoint: expected a port of 1 to 65535, got 65536"),
+        ({"gateway": {"nodes": [{**OTHER, "endpoint": "tcp://a:0"}]}}, "gateway.nodes[0].endpoint: expected a port"),
+        ({"gateway": {"name": "UPPER"}}, "gateway.name"),
         ({"node": {"cache_policy": "mru"}}, "node.cache_policy: Invalid enum value 'mru'"),
         ({"node": {"name": "UPPER"}}, "node.name"),
         ({"node": {"endpoint": "udp://x"}}, "node.endpoint: expected ipc:///path/to/socket or tcp://host:port"),
@@ -69,6 +81,10 @@ ENGINE = {"base": "smol", "model_path": "/models/smol"}
         ({"node": {"peers": ["k"]}}, "node.peers[0] is not a CURVE key"),
         ({"node": {"peers": [KEY], "engines": [ENGINE]}}, "node.engines[0].host: gateways on other hosts"),
         ({"node": {"peers": [KEY], "engines": [ATTACHED]}}, "node.engines[0].attach: gateways on other hosts"),
+        (
+            {"node": {"peers": [KEY], "engines": [{**ENGINE, "host": "0.0.0.0"}]}},
+            "node.engines[0].host: gateways on other hosts (node.peers) can't reach 0.0.0.0",
+        ),
         ({"gateway": {"quotas": {"acme": {"tokens": 1}}}}, "gateway.quotas[...].tokens: no such setting"),
         ({"gateway": {"quotas": {"UPPER": {}}}}, "gateway.quotas.UPPER"),
         ({"gateway": {"default_quota": {"tokens_per_minute": -1}}}, "gateway.default_quota: tokens_per_minute"),

@@ -73,6 +73,17 @@ def test_gateways_know_the_nodes_of_other_hosts_and_nodes_their_gateways(tmp_pat
     assert gateway.nodes_file == str(tmp_path / "nodes.toml")
 
 
+def test_each_host_has_a_gateway_of_another_name_which_stays(tmp_path: Path) -> None:
+    layouts = [Layout.of(str(tmp_path / host)) for host in ("a", "b")]
+    for layout in layouts:
+        layout.make()
+    names = [derive(check({}), layout, {}).gateway.name for layout in layouts]
+    assert names[0] != names[1]
+    assert [derive(check({}), layout, {}).gateway.name for layout in layouts] == names
+    named = check({"gateway": {"name": "front"}})
+    assert derive(named, layouts[0], {}).gateway.name == "front"
+
+
 def test_a_nodes_file_is_where_it_is_said_to_be(tmp_path: Path) -> None:
     file = tmp_path / "roost.toml"
     file.write_text('[gateway]\nnodes_file = "fleet/nodes.toml"\n')

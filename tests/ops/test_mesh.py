@@ -9,16 +9,19 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
+from aiohttp import web
 
 from backends.process import free_port
 from catalog.client import RegistrarClient
 from ops.cli import main
-from ops.config import RoostConfig, check
+from ops.config import EngineConfig, RoostConfig, check
 from ops.deployment import curve_keys
 from ops.layout import Layout
 from ops.supervise.mesh import Mesh
@@ -63,9 +66,13 @@ class Running:
         return self.state.phase is Phase.READY and all(one.phase is Phase.READY for one in self.state.processes)
 
 
-async def start(folder: Path, *, node: dict[str, Any] | None = None, **gateway: Any) -> Running:
+async def start(
+    folder: Path, *, node: dict[str, Any] | None = None, engines: tuple[EngineConfig, ...] = (), **gateway: Any
+) -> Running:
+    """``engines`` may be on loopback even where other hosts ask for them: here all hosts are one."""
     gateway = {"port": free_port("127.0.0.1"), **gateway}
     config = check({"state_dir": str(folder), "gateway": gateway, "node": node or {}})
+    config = msgspec.structs.replace(config, node=msgspec.structs.replace(config.node, engines=engines))
     layout = Layout.of(config.state_dir)
     layout.make()
     running = Running(config, layout)
@@ -210,6 +217,63 @@ async def test_a_mesh_starts_over_a_catalog_that_was_restored(tmp_path: Path) ->
     second = await start(tmp_path / "second")
     assert await create(second, "acme/second") == before + 1
     await finish(second)
+
+
+@asynccontextmanager
+async def stub_server() -> AsyncIterator[int]:
+    """What a driver that attaches looks for, and one answer to all requests. Yields the port."""
+
+    async def look(request: web.Request) -> web.Response:
+        if request.path == "/v1/models":
+            return web.json_response({"object": "list", "data": [{"id": "tiny", "object": "model", "parent": None}]})
+        return web.Response(status={"/health": 200, "/v1/load_lora_adapter": 405}.get(request.path, 404))
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"model": (await request.json())["model"], "choices": []})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", look)
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0)
+    await runner.setup()
+    port = free_port("127.0.0.1")
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield port
+    finally:
+        await runner.cleanup()
+
+
+async def ask(mesh: Running) -> tuple[int, str]:
+    """A request for the base: its status, and the node that served it."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    url = f"{mesh.mesh.url}/v1/chat/completions"
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+        return answer.status, answer.headers.get("x-roost-node", await answer.text())
+
+
+async def test_a_node_serves_the_gateways_of_two_hosts_at_the_same_time(tmp_path: Path) -> None:
+    here, there = Layout.of(str(tmp_path / "here")), Layout.of(str(tmp_path / "there"))
+    for layout in (here, there):
+        first = await start(layout.root, anonymous=True)
+        await create(first, "acme/bot")
+        await finish(first)
+    key_here, key_there = curve_keys(here)["gateway"].public, curve_keys(there)["sidecar"].public
+    ports = [free_port("127.0.0.1") for _ in range(2)]
+    node = {"name": "far", "endpoint": f"tcp://127.0.0.1:{ports[0]}", "feed_endpoint": f"tcp://127.0.0.1:{ports[1]}"}
+    async with stub_server() as port:
+        engines = (EngineConfig(base="tiny", attach=f"127.0.0.1:{port}"),)
+        far = await start(there.root, node={**node, "peers": [key_here]}, engines=engines, anonymous=True)
+        near = await start(here.root, anonymous=True, nodes=[{**node, "public": key_there}])
+        async with asyncio.timeout(PATIENCE_S):
+            for mesh in (near, far):
+                while (await ask(mesh))[0] != 200:  # noqa: ASYNC110 - other processes' state
+                    await asyncio.sleep(0.1)
+        # each of them again, once the node has heard of both
+        for _ in range(3):
+            assert [await ask(mesh) for mesh in (near, far)] == [(200, "far"), (200, "far")]
+        for mesh in (near, far):
+            await finish(mesh)
 
 
 async def test_a_gateway_hears_the_node_of_another_host_and_no_stranger_does(tmp_path: Path) -> None:

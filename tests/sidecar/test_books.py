@@ -10,8 +10,10 @@ from sidecar.events import GatewayHeard, Tick
 from sidecar.report import MOST_TENANTS, delta_report, full_report
 from sidecar.slots import SlotState
 from sidecar.state import Changes, NodeState
+from wire.node import Residency
+from wire.outcomes import Outcome
 
-from .bench import Bench, name
+from .bench import Bench, digest, name
 
 
 def findings(bench: Bench) -> int:
@@ -80,6 +82,32 @@ def test_report_counts_slots_that_come_and_go_and_leases_by_adapter() -> None:
     (report,) = full_report(bench.machine.state, epoch=1, number=1).engines
     assert dict(zip(report.serving, report.leases, strict=True)) == {name(1): 2, name(2): 0}
     assert (report.slots, report.changing) == (3, 1)
+
+
+def test_what_every_engine_refused_is_reported_as_failed_until_that_is_forgotten() -> None:
+    bench = Bench(engines=2, up=False, negative_max_s=60.0)
+    bench.up("e1", slots=2)
+    bench.up("e2", slots=1)
+    state = bench.machine.state
+
+    def stands() -> Residency:
+        return full_report(state, epoch=1, number=1).resident[digest(1)]
+
+    ask = bench.ask(1)
+    bench.fetched(1)
+    bench.rejected(1, "e1")
+    assert stands() is Residency.INSTALLING, "the other engine may take it"
+    bench.rejected(1, "e2")
+    assert bench.refused(ask).outcome is Outcome.UNFIT
+    assert stands() is Residency.FAILED
+    bench.down("e2")
+    bench.up("e2", slots=4)
+    assert stands() is Residency.RESIDENT, "this life of it has not been asked"
+    bench.down("e2")
+    bench.up("e2", slots=1)
+    assert stands() is Residency.FAILED
+    bench.wait(30.0 + 61.0)
+    assert stands() is Residency.RESIDENT
 
 
 def test_report_tells_what_loads_take_and_how_fast_they_go() -> None:

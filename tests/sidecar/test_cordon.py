@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from sidecar.events import Cordoned, PrefetchHinted
+import pytest
+
+from sidecar.cordon import CordonFile
+from sidecar.events import Cordoned
 from sidecar.report import delta_report, full_report
 from sidecar.state import Changes
 from tests.sidecar.conftest import Gateway, Store, config, running
@@ -12,7 +16,7 @@ from tests.sidecar.fake_engine import FakeBackend
 from wire.node import AskState, Cordon, Granted, NodeReport, Refused
 from wire.outcomes import Outcome
 
-from .bench import SIZE, Bench, digest
+from .bench import Bench
 
 
 def cordon(bench: Bench, *, on: bool = True) -> None:
@@ -54,17 +58,17 @@ def test_loads_that_wait_for_their_turn_are_sent_elsewhere_at_once() -> None:
     assert bench.machine.state.queue.queued == 0
 
 
-def test_slot_that_was_drained_for_a_load_that_goes_elsewhere_serves_who_waits_for_it() -> None:
-    bench = Bench(slots=1)
+def test_who_waits_for_a_slot_kept_for_another_load_gets_it_when_that_load_is_sent_elsewhere() -> None:
+    bench = Bench(slots=1, slot_age_bound_s=3.0)
     bench.serve(1)
-    pushing = bench.ask(2)
-    bench.wait(6.0)
-    waiting = bench.ask(1)
-    assert waiting not in bench.answers, "no new leases while it drains"
+    newcomer = bench.ask(2)
+    bench.wait(5.0)
+    assert not bench.serving(), "kept from new leases for the newcomer"
+    returning = bench.ask(1)
     cordon(bench)
-    assert bench.refused(pushing).outcome is Outcome.NO_HEALTHY_NODE
-    assert bench.granted(waiting)
-    assert bench.machine.state.queue.queued == 0
+    assert bench.refused(newcomer).elsewhere
+    assert bench.granted(returning).waited
+    assert not list(bench.machine.state.queue)
 
 
 def test_node_in_service_again_takes_leases() -> None:
@@ -73,14 +77,6 @@ def test_node_in_service_again_takes_leases() -> None:
     cordon(bench)
     cordon(bench, on=False)
     assert bench.granted(bench.ask(1))
-
-
-def test_cordoned_node_fetches_nothing_ahead() -> None:
-    bench = Bench()
-    cordon(bench)
-    bench.send(PrefetchHinted(digest=digest(7), size=SIZE))
-    bench.wait(5.0)
-    assert not bench.fetches
 
 
 def test_reports_tell_of_it() -> None:
@@ -121,3 +117,14 @@ async def test_node_stays_cordoned_over_a_restart_of_its_sidecar(sockets: Path, 
         assert isinstance(report, NodeReport)
         assert not report.draining
     gateway.close()
+
+
+def test_mark_is_on_disk_once_it_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bool] = []
+    mark = CordonFile(str(tmp_path / "run"), "n1")
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(mark.is_set()))
+    mark.set(on=False)
+    assert not mark.is_set()
+    mark.set(on=True)
+    mark.set(on=False)
+    assert synced == [True, False], "after each change"

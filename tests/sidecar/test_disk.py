@@ -225,6 +225,35 @@ def test_disk_that_refuses_is_told_once_and_tried_again_later(
     tier.close()
 
 
+def test_what_can_not_be_removed_still_counts(tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    tier = DiskTier(tmp_path / "tier", BUDGET, arena, Lru(), now=lambda: clock[0])
+    keep(tier, arena, 1, 2, 3)
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.name == digest(2):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    large = Extent(HEADER_BYTES + 10 * BLOCK, BUDGET, 11)
+    with arena.begin(large) as view:
+        view[:] = data(9, BUDGET)
+    arena.seal(large, digest(9, BUDGET))
+    tier.arrived(digest(9, BUDGET), large)
+    tier.wait()
+    assert kept(tier, 1, 2, 3) == [2, 3]
+    assert tier.used == 2 * SIZE
+    assert read(tier, 3) == data(3)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    clock[0] = 3600.0
+    keep(tier, arena, 4, 5)
+    assert tier.used == BUDGET
+    assert sum(file.stat().st_size for file in (tmp_path / "tier" / "blobs").rglob("*") if file.is_file()) == BUDGET
+    tier.close()
+
+
 def test_second_sidecar_gets_no_tier_in_the_same_folder(
     tier: DiskTier, arena: Arena, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -72,6 +72,23 @@ def test_places_are_not_kept_for_clients_that_never_come_back() -> None:
     assert ask not in bench.answers, "there is room for it"
 
 
+def test_who_came_back_and_is_put_out_again_counts_as_told_wrongly() -> None:
+    bench = Bench(slots=64, loads_in_flight=1, loads_queued=8, loads_queued_per_tenant=8)
+    flood = [bench.ask(number, tenant="flood", wait_s=600.0) for number in range(10)]
+    refused = bench.refused(flood[-1])
+    assert refused.retry_after_s
+    bench.fetched(0)
+    bench.installed(0, tenant="flood")
+    bench.now += refused.retry_after_s
+    bench.ask(9, tenant="flood", wait_s=600.0)
+    assert bench.machine.state.queue.queued == 8
+    counts = bench.machine.state.counts
+    assert (counts["retry_after_true"], counts["retry_after_off"]) == (0, 0)
+    for number in range(7):
+        bench.ask(100 + number, tenant=f"other{number}")
+    assert counts["retry_after_off"] == 1
+
+
 def test_estimate_grows_with_what_waits_before() -> None:
     bench = Bench(slots=64, loads_in_flight=1, loads_queued=8)
     refused = [bench.refused(ask) for ask in [bench.ask(number) for number in range(40)][9:]]
@@ -175,4 +192,21 @@ def test_hot_set_larger_than_the_slots_starves_nobody() -> None:
     waits = [request.waited for request in answered(world.requests, "acme")]
     # the age bound, and a resident's drain: its requests end within theirs
     assert max(waits) <= 5.0 + 4 * 2.0
+    world.check()
+
+
+def test_first_estimates_know_that_an_engine_installs_one_at_a_time() -> None:
+    """Before any queue was seen to drain, with room for many loads in flight and few in the queue."""
+    world = World(slots=8, fetch_s=0.01, install_s=0.5, use_s=0.1, loads_queued=6, loads_queued_per_tenant=5,
+                  loads_in_flight_min=8, loads_in_flight=8)  # fmt: skip
+    for number in range(8):
+        world.request("a", 100 + number)
+        world.run(3.0)
+    burst = [world.request("a", number) for number in range(30)]
+    world.run(60.0)
+    refused = [request for request in burst if request.refusals]
+    assert len(refused) > 10
+    assert sum(len(request.refusals) > 1 for request in refused) <= 2
+    counts = world.machine.state.counts
+    assert (counts["retry_after_true"], counts["retry_after_off"]) == (len(refused), 0)
     world.check()

@@ -111,7 +111,7 @@ async def test_slow_fetch_is_given_up_only_when_its_thread_has_stopped(
         fetch.cancel()
     await asyncio.sleep(0.3)
     assert not fetch.done(), "the thread may still write"
-    assert cancelled == (told == [])
+    assert len(told) == 1, "also of a fetch that nobody needs: others may wait for its extent"
     go_on.set()
     with pytest.raises(asyncio.CancelledError if cancelled else DeadlinePassed):
         await fetch
@@ -180,6 +180,12 @@ class TestObjectStore:
 
     @pytest.fixture
     def fetcher(self, bucket: ObjectStore, arena: Arena) -> Iterator[Fetcher]:
+        fetcher = Fetcher(bucket, arena, workers=1, timeout_s=120.0)
+        yield fetcher
+        fetcher.close()
+
+    @pytest.fixture
+    def hasty(self, bucket: ObjectStore, arena: Arena) -> Iterator[Fetcher]:
         fetcher = Fetcher(bucket, arena, workers=1, timeout_s=1.0)
         yield fetcher
         fetcher.close()
@@ -217,20 +223,21 @@ class TestObjectStore:
             assert bytes(view) == self.LARGE
 
     @pytest.mark.parametrize("cancelled", [False, True])
-    async def test_slow_fetch_is_given_up_in_time(
-        self, bucket: ObjectStore, fetcher: Fetcher, proxy: FaultyProxy, cancelled: bool
+    async def test_slow_fetch_is_given_up_before_storage_answers(
+        self, bucket: ObjectStore, hasty: Fetcher, fetcher: Fetcher, proxy: FaultyProxy, cancelled: bool
     ) -> None:
         digest = self.put(bucket, DATA)
-        proxy.inject(delay(8.0), method="GET")
+        proxy.inject(delay(60.0), method="GET")
         started = time.monotonic()
         told: list[str] = []
-        fetch = asyncio.create_task(fetcher.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1), told.append))
+        giving_up = fetcher if cancelled else hasty
+        fetch = asyncio.create_task(giving_up.fetch(digest, Extent(HEADER_BYTES, len(DATA), 1), told.append))
         if cancelled:
             await asyncio.sleep(0.3)
             fetch.cancel()
         with pytest.raises(asyncio.CancelledError if cancelled else DeadlinePassed):
             await fetch
-        assert time.monotonic() - started < 4.0
+        assert time.monotonic() - started < 50.0
         assert len(told) == (not cancelled)
 
     async def test_what_the_store_says_is_passed_on(

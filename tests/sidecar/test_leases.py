@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from sidecar.effects import StartRemove
@@ -197,3 +199,14 @@ def test_table_refuses_a_second_lease_of_one_key() -> None:
     table.add(lease, "i1", 10.0, 0.0)
     with pytest.raises(KeyError):
         table.add(lease, "i1", 10.0, 0.0)
+
+
+@pytest.mark.parametrize("ttl_s", [math.nan, math.inf, 0.0, -1.0])
+def test_lease_that_would_never_end_or_has_ended_is_refused(ttl_s: float) -> None:
+    bench = Bench()
+    lease = bench.serve(1)
+    for ask in (bench.ask(1, ttl_s=ttl_s), bench.ask(2, ttl_s=ttl_s), bench.ask(1, lease=lease, ttl_s=ttl_s)):
+        refused = bench.refused(ask)
+        assert (refused.outcome, refused.field) == (Outcome.INVALID_REQUEST, "ttl_s")
+    assert len(bench.machine.state.leases) == 1
+    assert not bench.fetches

@@ -6,10 +6,9 @@ import pytest
 
 from backends.interface import Removal
 from sidecar.effects import CancelFetch, StartFetch, StartInstall
-from sidecar.events import PrefetchHinted
 from wire.outcomes import Outcome
 
-from .bench import SIZE, TENANT, Bench, digest, name
+from .bench import Bench, digest, name
 from .world import World
 
 
@@ -369,30 +368,6 @@ def test_unsure_removal_is_asked_again_and_sends_nobody_there() -> None:
     assert bench.granted(waiting).adapter == name(2)
 
 
-def test_prefetch_brings_bytes_only_while_nothing_is_loaded() -> None:
-    bench = Bench()
-    bench.ask(1)
-    bench.send(PrefetchHinted(digest=digest(2), size=SIZE))
-    assert digest(2) not in bench.fetches
-    bench.fetched(1)
-    bench.installed(1)
-    bench.wait(1.0)
-    bench.fetched(2)
-    bench.ask(2)
-    assert not bench.fetches
-    bench.installed(2)
-
-
-def test_ask_joins_a_prefetch() -> None:
-    bench = Bench()
-    bench.send(PrefetchHinted(digest=digest(1), size=SIZE))
-    ask = bench.ask(1)
-    assert len(bench.started(StartFetch)) == 1
-    bench.fetched(1)
-    bench.installed(1)
-    assert bench.granted(ask).adapter == name(1, TENANT)
-
-
 # fetches that nobody wants any more
 
 
@@ -464,6 +439,44 @@ def test_fetch_is_cancelled_once() -> None:
     bench.release(again)
     assert cancelled(bench) == [digest(1)]
     bench.fetch_cancelled(1)
+
+
+def test_load_of_what_a_cancelled_fetch_still_holds_takes_no_permit() -> None:
+    bench = Bench(slots=8, loads_in_flight=1)
+    bench.ask(1)
+    bench.ask(2)
+    bench.release(1)
+    bench.fetched(2)
+    bench.installed(2)
+    again = bench.ask(1)
+    other = bench.ask(3)
+    bench.fetched(3)
+    bench.installed(3)
+    assert bench.granted(other), "it does not wait for storage that hangs"
+    bench.fetch_cancelled(1)
+    bench.fetched(1)
+    bench.installed(1)
+    assert bench.granted(again)
+
+
+def test_cancelled_fetch_that_hangs_sends_who_came_to_need_it_elsewhere() -> None:
+    bench = Bench(slots=8, loads_in_flight=1)
+    bench.ask(1)
+    bench.ask(2)
+    bench.release(1)
+    bench.fetched(2)
+    bench.installed(2)
+    again = bench.ask(1)
+    bench.fetch_overdue(1)
+    refused = bench.refused(again)
+    assert (refused.outcome, refused.elsewhere) == (Outcome.DEADLINE, True)
+    assert bench.refused(bench.ask(1)).elsewhere, "for as long as it hangs"
+    bench.wait(2.0)
+    bench.fetch_cancelled(1)
+    later = bench.ask(1)
+    bench.fetched(1)
+    bench.installed(1)
+    assert bench.granted(later)
 
 
 def test_slot_cleared_for_a_load_that_nobody_waits_for_any_more_stays_free() -> None:

@@ -40,7 +40,6 @@ from sidecar.events import (
     InstalledRead,
     InstallRejected,
     InstallUnsure,
-    PrefetchHinted,
     Released,
     RemoveDone,
     RemoveUnsure,
@@ -48,8 +47,10 @@ from sidecar.events import (
     Tick,
 )
 from sidecar.machine import Machine
+from sidecar.report import residencies
 from sidecar.slots import SlotState
-from wire.node import Acquire, Granted, HeldLease, Holding
+from sidecar.state import Changes
+from wire.node import Acquire, Granted, HeldLease, Holding, Residency
 from wire.outcomes import Outcome
 
 from .bench import BASE, digest, limits, settings
@@ -107,12 +108,18 @@ class Node(RuleBasedStateMachine):
         self.requests: dict[int, Acquire] = {}
         self.lives: Counter[str] = Counter()
         self.cordoned = False
+        # what gateways know from the reports
+        self.told: dict[str, Residency] = {}
 
     # performing effects
 
     def send(self, event: AnyEvent) -> None:
         for effect in self.machine.handle(event, self.now):
             self.perform(effect)
+        state = self.machine.state
+        if state.changes:
+            self.told.update(residencies(state, state.changes.digests))
+            state.changes = Changes()
 
     def perform(self, effect: AnyEffect) -> None:
         if isinstance(effect, Answer):
@@ -193,6 +200,18 @@ class Node(RuleBasedStateMachine):
         self.ask(number, gateway, 30.0, 8, TENANTS[0])
         for _ in range(3):
             self.the_world_works()
+
+    @rule(gateway=st.sampled_from(GATEWAYS), returning=st.integers(0, 3), on=st.booleans())
+    def newcomer_waits_for_a_busy_slot(self, gateway: str, returning: int, on: bool) -> None:
+        """Past the age bound one is kept for it, and who comes back to what serves there waits beside it."""
+        for number in range(SLOTS * sum(model.up for model in self.engines.values())):
+            self.ask_and_load(number, gateway)
+        self.ask(4, gateway, 30.0, 8, TENANTS[0])
+        for _ in range(8):
+            self.sign_of_life(gateway)
+            self.time_passes(0.5, 1)
+        self.ask(returning, gateway, 30.0, 8, TENANTS[0])
+        self.cordon(on)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -277,7 +296,9 @@ class Node(RuleBasedStateMachine):
                 model.adapters.discard(model.call.adapter)
             model.call = None
         self.machine = Machine(CONFIG)
-        for known in (self.orphans, self.fetches, self.extents, self.cancelled, self.unanswered, self.requests):
+        for known in (
+            self.orphans, self.fetches, self.extents, self.cancelled, self.unanswered, self.requests, self.told,
+        ):  # fmt: skip
             known.clear()
         if self.cordoned:
             self.send(Cordoned(on=True))
@@ -291,10 +312,6 @@ class Node(RuleBasedStateMachine):
         self.send(Cordoned(on=on))
         if on:
             assert self.machine.state.queue.queued == 0
-
-    @rule(number=ADAPTERS)
-    def hint(self, number: int) -> None:
-        self.send(PrefetchHinted(digest=digest(number), size=10_000))
 
     @rule(number=ADAPTERS)
     def offer(self, number: int) -> None:
@@ -331,8 +348,6 @@ class Node(RuleBasedStateMachine):
     @rule(data=st.data())
     def fetch_hangs(self, data: st.DataObject) -> None:
         fetch = self.fetches[data.draw(st.sampled_from(sorted(self.fetches)))]
-        if fetch.extent.generation in self.cancelled:
-            return
         self.send(FetchOverdue(digest=fetch.digest, generation=fetch.extent.generation, message="m"))
 
     @precondition(lambda self: any(model.call for model in self.engines.values()))
@@ -410,6 +425,13 @@ class Node(RuleBasedStateMachine):
         assert audit(self.machine.state) == []
 
     @invariant()
+    def reports_tell_of_every_change(self) -> None:
+        stands = residencies(self.machine.state)
+        for number in range(5):
+            known = digest(number)
+            assert self.told.get(known, Residency.ABSENT) is stands.get(known, Residency.ABSENT)
+
+    @invariant()
     def in_flight_is_bounded(self) -> None:
         assert self.machine.state.queue.in_flight <= 2
 
@@ -438,6 +460,7 @@ class Node(RuleBasedStateMachine):
         fetching = {load.digest for load in self.machine.state.queue if load.stage is Stage.FETCHING}
         for wanted in fetching:
             assert wanted in self.fetches, "a load waits for a fetch that nobody performs"
+            assert self.fetches[wanted].extent.generation not in self.cancelled, "it holds a permit for nothing"
 
     @invariant()
     def unsure_installs_keep_their_bytes(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sidecar.effects import CancelFetch
-from sidecar.events import Cordoned, PrefetchHinted, RevisionOffered
+from sidecar.events import Cordoned, RevisionOffered
 from wire.outcomes import Outcome
 
 from .bench import SIZE, TENANT, Bench, digest, name
@@ -19,6 +19,16 @@ def cancelled(bench: Bench) -> list[str]:
 
 def resident(bench: Bench, number: int) -> bool:
     return bench.machine.state.cache.resident(digest(number))
+
+
+def some_limit(bench: Bench) -> int:
+    """Have a load take its time, so that there is a limit that could fall."""
+    bench.ask(1)
+    bench.wait(1.0)
+    bench.fetched(1)
+    bench.installed(1)
+    assert bench.machine.state.queue.limit > 1
+    return bench.machine.state.queue.limit
 
 
 def test_new_revision_of_a_policy_that_is_held_is_there_before_it_is_asked_for() -> None:
@@ -86,6 +96,43 @@ def test_a_cancelled_prefetch_is_no_failure_of_the_revision() -> None:
     assert digest(2) not in bench.machine.state.failures
 
 
+def test_a_prefetch_that_failed_is_no_failure_for_who_asks() -> None:
+    bench = Bench()
+    bench.release(bench.serve(1))
+    offer(bench, 2)
+    bench.fetch_failed(2)
+    ask = bench.ask(2)
+    bench.fetched(2)
+    bench.installed(2)
+    assert bench.granted(ask)
+
+
+def test_a_prefetch_that_hangs_changes_nothing_for_loads_of_other_revisions() -> None:
+    bench = Bench(slots=8, loads_in_flight=8, loads_in_flight_min=1)
+    limit = some_limit(bench)
+    offer(bench, 2)
+    bench.fetch_overdue(2)
+    assert bench.machine.state.queue.limit == limit
+    assert bench.refused(bench.ask(2)).elsewhere, "this node waits for its own storage"
+    bench.fetch_failed(2)
+    ask = bench.ask(2)
+    bench.fetched(2)
+    bench.installed(2)
+    assert bench.granted(ask)
+
+
+def test_a_prefetch_that_a_load_waits_for_and_hangs_is_a_load_that_hangs() -> None:
+    bench = Bench(slots=8, loads_in_flight=8, loads_in_flight_min=1)
+    limit = some_limit(bench)
+    offer(bench, 2)
+    ask = bench.ask(2)
+    bench.fetch_overdue(2)
+    assert bench.refused(ask).outcome is Outcome.DEADLINE
+    assert bench.machine.state.queue.limit < limit
+    bench.fetch_failed(2)
+    assert bench.refused(bench.ask(2)).outcome is Outcome.KNOWN_BAD
+
+
 def test_load_of_the_very_revision_goes_on_with_its_prefetch() -> None:
     bench = Bench()
     bench.serve(1)
@@ -99,21 +146,27 @@ def test_load_of_the_very_revision_goes_on_with_its_prefetch() -> None:
 
 
 def test_one_prefetch_at_a_time() -> None:
-    bench = Bench()
-    for number in (1, 2, 3):
-        bench.send(PrefetchHinted(digest=digest(number), size=SIZE))
-    assert list(bench.fetches) == [digest(1)]
-    bench.fetched(1)
-    assert list(bench.fetches) == [digest(2)]
-    bench.fetch_failed(2)
-    assert list(bench.fetches) == [digest(3)]
+    bench = Bench(slots=3)
+    tenants = ("a", "b", "c")
+    for number, tenant in enumerate(tenants):
+        bench.ask(number, tenant=tenant)
+        bench.fetched(number)
+        bench.installed(number, tenant=tenant)
+    for number, tenant in enumerate(tenants):
+        offer(bench, 11 + number, policy=f"{tenant}/p")
+    bench.wait(1.0)
+    assert list(bench.fetches) == [digest(11)]
+    bench.fetched(11)
+    assert list(bench.fetches) == [digest(12)]
+    bench.fetch_failed(12)
+    assert list(bench.fetches) == [digest(13)]
 
 
 def test_a_prefetch_takes_no_room_from_what_leases_use() -> None:
     bench = Bench(arena_bytes=2 * 12288)
     bench.serve(1)
     bench.serve(2)
-    bench.send(PrefetchHinted(digest=digest(3), size=SIZE))
+    offer(bench, 3)
     bench.wait(5.0)
     assert not bench.fetches
     assert bench.refused(bench.ask(3, size=10**9)).outcome is Outcome.STORAGE_FULL

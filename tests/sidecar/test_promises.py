@@ -97,6 +97,45 @@ def test_no_more_are_remembered_than_there_is_room_for() -> None:
     assert len(promises) < 5000
 
 
+def test_a_flood_does_not_take_the_room_of_others() -> None:
+    promises = Promises()
+    for key in range(10_000):
+        promises.make("flood", key, key, 0.0, 1.0)
+    for key in range(60):
+        promises.make("light", key, key, 0.0, 1.0)
+        assert promises.get("light", key) is not None
+
+
+def test_who_stays_away_is_remembered_by_tenant() -> None:
+    promises = Promises()
+    for key in range(100):
+        promises.make("away", key, key, 0.0, 1.0)
+        promises.make("back", key, key, 0.0, 1.0)
+        promises.redeem("back", key)
+    promises.expire(10.0)
+    for tenant in ("away", "back"):
+        promises.make(tenant, "new", 1, 20.0, 1.0)
+    assert promises.pending("back") == pytest.approx(1.0)
+    assert promises.pending("away") < 0.01
+
+
+@given(st.lists(st.tuples(st.integers(0, 2000), st.booleans()), max_size=300))
+def test_tenants_are_bounded_and_each_new_one_finds_room(steps: list[tuple[int, bool]]) -> None:
+    promises = Promises()
+    for tenant in range(1500):
+        promises.make(f"t{tenant}", "k", 1, 0.0, 1.0)
+    assert len(promises.tenants()) == len(promises) <= 1024
+    for number, comes in steps:
+        tenant = f"t{number}"
+        if comes:
+            promises.redeem(tenant, "k")
+        else:
+            full = len(promises.tenants()) >= 1024
+            promises.make(tenant, "k", 1, 0.0, 1.0)
+            assert full or promises.get(tenant, "k") is not None
+    assert len(promises) <= 1024
+
+
 @given(st.floats(0.01, 10.0), st.integers(10, 40))
 def test_drain_rate_is_that_of_a_steady_queue(interval_s: float, count: int) -> None:
     drain = DrainRate()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sidecar.effects import StartRemove
 from sidecar.events import GatewayHolds
@@ -151,6 +156,74 @@ def test_engine_that_cannot_say_busy_keeps_adopted_adapters_for_a_while() -> Non
     assert bench.granted(ask)
 
 
+def adopted(bench: Bench, *numbers: int) -> None:
+    """An engine that can't say busy, as a new sidecar finds it: its slots are full."""
+    bench.up(slots=len(numbers), installed=tuple(map(name, numbers)), removes_for_real=False)
+
+
+def test_adopted_adapter_that_nobody_holds_makes_room_once_every_gateway_has_told() -> None:
+    bench = Bench(up=False)
+    holds(bench, gateway="g1")
+    adopted(bench, 1, 2)
+    bench.alive("g2")
+    newcomer = bench.ask(3)
+    for second in range(30):
+        bench.alive("g1")
+        bench.alive("g2")
+        bench.wait(1.0)
+        if second == 19:
+            assert not bench.fetches, "g2 has not said what it holds"
+            holds(bench, held(7, number=1), gateway="g2")
+    bench.fetched(3)
+    bench.removed(2)
+    bench.installed(3)
+    assert bench.granted(newcomer)
+
+
+def test_adopted_adapters_are_kept_while_no_gateway_was_heard_to_tell() -> None:
+    bench = Bench(up=False, lost_lease_hold_s=50.0, slot_age_bound_s=1000.0)
+    adopted(bench, 1)
+    newcomer = bench.ask(2, wait_s=600.0)
+    for _ in range(45):
+        bench.alive()
+        bench.wait(1.0)
+    assert not bench.fetches
+    bench.wait(10.0)
+    bench.fetched(2)
+    bench.removed(1)
+    bench.installed(2)
+    assert bench.granted(newcomer)
+
+
+@given(
+    users=st.lists(st.sets(st.sampled_from(("g1", "g2", "g3"))), min_size=2, max_size=2),
+    told_at=st.lists(st.integers(0, 14), min_size=3, max_size=3),
+    up_at=st.integers(0, 10),
+)
+def test_nothing_is_removed_that_a_gateway_uses_whenever_it_tells(
+    users: list[set[str]], told_at: list[int], up_at: int
+) -> None:
+    """Each gateway is heard within the bound on silence, and tells what it holds then and every 30 s."""
+    bench = Bench(up=False, slot_age_bound_s=1000.0)
+    for second in range(46):
+        for gateway, first in zip(("g1", "g2", "g3"), told_at, strict=True):
+            if second >= first:
+                bench.alive(gateway)
+            if second >= first and (second - first) % 30 == 0:
+                leases = (held(number, number=number) for number, using in enumerate(users, 1) if gateway in using)
+                holds(bench, *leases, gateway=gateway)
+        if second == up_at:
+            adopted(bench, 1, 2)
+            bench.ask(3, lease=5000, wait_s=600.0)
+        bench.wait(1.0)
+        if bench.fetches:
+            bench.fetched(3)
+    unused = {name(number) for number, using in enumerate(users, 1) if not using}
+    removed = {call.adapter for call in bench.started(StartRemove) if isinstance(call, StartRemove)}
+    assert removed <= unused
+    assert bool(removed) == bool(unused), "long before the hold would have ended"
+
+
 async def test_restarted_sidecar_is_told_over_its_socket(sockets: Path, store: Store) -> None:
     data = b"bytes" * 1000
     digest = store.put(data)
@@ -168,3 +241,12 @@ async def test_restarted_sidecar_is_told_over_its_socket(sockets: Path, store: S
         gateway.wire.send(Holding(gateway="g1", instance="i1", leases=(), newest=answer.lease))
         await until(lambda: sidecar.machine.state.engines["e1"].outstanding == 0)
     gateway.close()
+
+
+@pytest.mark.parametrize("ttl_s", [math.nan, math.inf, 0.0, -1.0])
+def test_held_lease_that_would_never_end_or_has_ended_is_not_adopted(ttl_s: float) -> None:
+    bench = Bench(up=False)
+    bench.up(installed=(name(1),))
+    holds(bench, held(7, ttl_s=ttl_s))
+    assert outstanding(bench) == 0
+    assert bench.machine.state.counts["leases_not_adopted"] == 1

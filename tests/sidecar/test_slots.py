@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from backends.interface import Removal
 from sidecar.effects import StartRemove
-from sidecar.events import PrefetchHinted
+from sidecar.events import RevisionOffered
 
-from .bench import SIZE, Bench, digest, name
+from .bench import SIZE, TENANT, Bench, digest, name
 
 
 def test_free_slot_before_eviction_and_least_recently_used_first() -> None:
@@ -125,6 +128,59 @@ def test_newcomer_gets_a_slot_though_residents_never_pause() -> None:
     assert len(held) == 1, "one resident made room, the other went on"
 
 
+@given(
+    streams=st.lists(st.tuples(st.integers(1, 3), st.floats(0.0, 20.0)), min_size=1, max_size=3),
+    history=st.booleans(),
+)
+def test_newcomer_gets_a_slot_in_time_though_most_residents_have_requests_without_end(
+    streams: list[tuple[int, float]], history: bool
+) -> None:
+    """However many leases each has, and whatever is known of them: one resident's are short, and it is found."""
+    bench = Bench(slots=1 + len(streams), slot_age_bound_s=5.0, gateway_silence_s=1e6)
+    if history:
+        bench.release(bench.serve(1))
+    for number, (leases, age) in enumerate(streams, start=1):
+        for _ in range(leases):
+            lease = bench.ask(number)
+            if digest(number) in bench.fetches:
+                bench.fetched(number)
+            if bench.calls:
+                bench.installed(number)
+            assert bench.granted(lease)
+        bench.wait(age)
+    short = [bench.serve(99), bench.ask(99)]
+    newcomer = bench.ask(100, wait_s=600.0)
+    begun = bench.now
+    while newcomer not in bench.answers:
+        following = bench.ask(99, wait_s=600.0)
+        for lease in short:
+            bench.release(lease)
+        short = [following]
+        bench.wait(1.0)
+        if bench.fetches:
+            bench.fetched(100)
+        call = bench.calls.get("e1")
+        if isinstance(call, StartRemove):
+            assert call.adapter == name(99)
+            bench.removed(99)
+            bench.installed(100)
+        # the age bound, and once more for each that did not make room
+        assert bench.now - begun <= 5.0 * (2 + len(streams)) + 3.0
+
+
+def test_resident_with_one_long_request_is_passed_over_for_one_with_two_short_ones() -> None:
+    bench = Bench(slots=2, slot_age_bound_s=5.0)
+    bench.serve(1)
+    short = [bench.serve(2), bench.ask(2)]
+    bench.ask(3, wait_s=600.0)
+    for _ in range(5):
+        short.append(bench.ask(2))
+        bench.release(short.pop(0))
+        bench.wait(1.0)
+    bench.wait(1.0)
+    assert bench.serving() == {name(1)}, "the other one is drained"
+
+
 def test_drained_slot_serves_again_when_nobody_needs_it() -> None:
     bench = Bench(slots=1, slot_age_bound_s=5.0)
     bench.serve(1)
@@ -232,7 +288,7 @@ def test_adapter_whose_bytes_are_at_hand_goes_before_one_that_would_have_to_be_f
     bench.release(bench.ask(2))
     # another revision's bytes take the room of the first one's: they are in its slot only
     cache = bench.machine.state.cache
-    bench.send(PrefetchHinted(digest=digest(9), size=SIZE))
+    bench.send(RevisionOffered(policy=f"{TENANT}/p", digest=digest(9), size=SIZE))
     bench.wait(1.0)
     bench.fetched(9)
     gone, kept = (1, 2) if cache.resident(digest(2)) else (2, 1)

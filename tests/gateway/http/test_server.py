@@ -115,3 +115,8 @@ def test_clients_are_bounded_by_what_files_there_are(files: int) -> None:
     assert clients >= 1
     # one to the client and one to the engine, and some are left for the gateway itself
     assert 2 * clients < files or clients == 1
+
+
+def test_the_nodes_of_a_fleet_take_files_too() -> None:
+    assert connections_within(1 << 16) - connections_within(1 << 16, other_nodes=1000) == 4 * 1000
+    assert connections_within(1024, other_nodes=1000) == 1

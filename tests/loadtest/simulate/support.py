@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.leases import LeaseDesk
 from loadtest.simulate.constants import EngineConstants
 
 SIZE = 100_000
@@ -26,3 +27,9 @@ def quick(**changes: Any) -> EngineConstants:
         "install_s": 0.02, "prepare_s": 0.005, "remove_s": 0.002, "fetch_s": 0.005, "start_s": 5.0,
     }  # fmt: skip
     return constants(**{**values, **changes})
+
+
+def forget_releases(desk: LeaseDesk) -> None:
+    """In place of ``LeaseDesk.flush``: what was collected is sent to nobody."""
+    desk._flush_timer = None
+    desk._returned.clear()

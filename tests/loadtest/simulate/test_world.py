@@ -9,20 +9,25 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import pytest
 
+from gateway.leases import LeaseDesk
 from loadtest.simulate.catalog import MemoryCatalog, digest_of
 from loadtest.simulate.client import Ask, Client, Patience, Result
 from loadtest.simulate.clock import simulate
+from loadtest.simulate.node import node_settings
+from loadtest.simulate.sockets import sockets
 from loadtest.simulate.world import Shape, World
 from loadtest.traffic import policy_names
-from tests.loadtest.simulate.support import constants, quick
+from tests.loadtest.simulate.support import constants, forget_releases, quick
+from wire.node import Cordon
 
 SHAPE = Shape(nodes=2, slots=4, gateways=2, arena=6)
-SETTLE_S = 700.0
+SETTLE_S = 40.0
 
 
 def world(policies: int = 12, *, shape: Shape = SHAPE, seed: int = 1, **changes: Any) -> tuple[World, list[str]]:
@@ -168,6 +173,26 @@ def test_a_gateway_that_dies_leaves_no_lease() -> None:
     assert run(scene) == []
 
 
+def test_a_cordoned_node_stays_so_over_its_sidecars_death_and_in_its_own_world_alone() -> None:
+    async def scene() -> tuple[bool, bool]:
+        fleet, _ = world()
+        await fleet.start()
+        node = fleet.nodes[0]
+        operator = sockets(fleet.network, "operator").requester(node.settings.endpoint, Any, Any, peer=node.name)
+        await operator.request(Cordon(on=True), timeout_s=5.0)
+        node.kill_sidecar()
+        await asyncio.sleep(1.0)
+        node.start()
+        other, _ = world()
+        await other.start()
+        assert node.sidecar is not None
+        assert other.nodes[0].sidecar is not None
+        return node.sidecar.machine.state.cordoned, other.nodes[0].sidecar.machine.state.cordoned
+
+    assert run(scene) == (True, False)
+    assert not Path(node_settings("n00", slots=1).run_dir).exists(), "nothing is written to this machine"
+
+
 def test_what_is_not_given_back_is_told() -> None:
     """The books would show it: a lease held, bytes pinned, a slot that holds something else."""
 
@@ -191,6 +216,31 @@ def test_what_is_not_given_back_is_told() -> None:
     leaks = run(scene)
     for what in ("pinned for nobody", "other bytes in the slot", "counts 1 leases"):
         assert any(what in leak for leak in leaks), leaks
+
+
+@pytest.mark.parametrize("late_s", [None, 20.0])
+def test_a_release_that_is_lost_shows(monkeypatch: pytest.MonkeyPatch, late_s: float | None) -> None:
+    """Also where the gateway makes up for it before anybody looks, by telling all that it holds."""
+
+    async def scene() -> list[str]:
+        fleet, names = world()
+        await fleet.start()
+        with monkeypatch.context() as broken:
+            broken.setattr(LeaseDesk, "flush", forget_releases)
+            await Client(fleet).run_closed([Ask(0.0, name) for name in names[:4]], 2)
+            await asyncio.sleep(1.0)
+        if late_s is not None:
+            for gateway in fleet.gateways:
+                for node in fleet.nodes:
+                    requester = sockets(fleet.network, gateway.name).requester(
+                        node.settings.endpoint, Any, Any, peer=node.name
+                    )
+                    await asyncio.sleep(1.0)
+                    assert requester.send(gateway.leases.holding(node.name))
+        await asyncio.sleep(SETTLE_S)
+        return fleet.leaks()
+
+    assert run(scene)
 
 
 def test_a_slot_written_over_shows_as_a_wrong_answer() -> None:

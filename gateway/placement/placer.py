@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from gateway.nodes import Deployed, Node, NodeTable
+from gateway.deployments import Deployed
+from gateway.nodes import Node, NodeTable
 from wire.node import Residency
 
 from .bounds import Bounds
@@ -29,11 +30,14 @@ class Placer:
         self._pools: dict[Deployed, Pool] = {}
         self._turn = 0
 
-    def place(self, demand: Demand, *, excluded: Collection[str] = (), spread: int = 0) -> Node:
+    def place(
+        self, demand: Demand, *, excluded: Collection[str] = (), spread: int = 0, wanted: list[Node] | None = None
+    ) -> Node:
         """The node for ``demand``. Raises BaseNotDeployed, Unfit or NoHealthyNode where there is none.
 
         ``excluded`` nodes failed this request a moment ago, but may have another engine: like nodes in doubt they are
         taken only where nothing else is left. Requests of one ``spread`` go to the same of several copies that serve.
+        ``wanted`` gets the nodes of which one should have a copy more, the best first; the request waits for none.
         """
         deployed = demand.base, demand.fingerprint
         pool = self._pools.get(deployed)
@@ -57,7 +61,7 @@ class Placer:
             return fitting[0]
         serving = [node for node in fitting if node.serves(deployed, adapter)]
         if serving:
-            return self._among_copies(fitting, serving, demand, adapter, replicas, spread)
+            return self._among_copies(fitting, serving, demand, replicas, spread, [] if wanted is None else wanted)
         return self._for_a_load(fitting, demand, adapter)
 
     def _simply(self, node: Node, demand: Demand, excluded: Collection[str]) -> bool:
@@ -113,29 +117,33 @@ class Placer:
         return min(fitting, key=lambda node: (node.busyness(deployed), node.name))
 
     def _among_copies(
-        self, fitting: Sequence[Node], serving: list[Node], demand: Demand, adapter: str, replicas: int, spread: int
+        self,
+        fitting: Sequence[Node],
+        serving: list[Node],
+        demand: Demand,
+        replicas: int,
+        spread: int,
+        wanted: list[Node],
     ) -> Node:
-        """One of the copies that serve; or a new one, where the policy's load asks for more or the copies do too much.
-
-        One request of this gateway waits for a new copy, the others go on where it serves.
+        """One of the copies that serve. One more is wanted where the policy's load asks for it, or where all that there
+        are have too much to do.
         """
-        deployed = demand.base, demand.fingerprint
+        deployed, adapter = (demand.base, demand.fingerprint), demand.adapter
+        others = [node for node in fitting if node not in serving]
         if replicas > len(serving):
-            for node in fitting[:replicas]:
-                if node not in serving and self._may_get_a_copy(node, demand, adapter):
-                    return node
+            soon = fitting[:replicas]
+            wanted += [node for node in others if node in soon and self._may_get_a_copy(node, demand, adapter)]
         copies = [node for node in serving if not self._bounds.spills(node, deployed, demand.policy)]
         if copies:
             del copies[replicas:]
             return copies[spread % len(copies)] if len(copies) > 1 else copies[0]
-        for node in fitting:
-            has_bytes = node.holds(demand.digest)
-            if (
-                node not in serving
-                and self._may_get_a_copy(node, demand, adapter)
-                and not self._bounds.full(node, deployed, has_bytes=has_bytes)
-            ):
-                return node
+        if not wanted:
+            wanted += [
+                node
+                for node in others
+                if self._may_get_a_copy(node, demand, adapter)
+                and not self._bounds.full(node, deployed, has_bytes=node.holds(demand.digest))
+            ]
         return serving[0]
 
     def _may_get_a_copy(self, node: Node, demand: Demand, adapter: str) -> bool:
