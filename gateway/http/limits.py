@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 # Above this a head and its body are two writes: joining them would cost a copy worth more than a system call.
 JOINED_BODY_BYTES = 65536
-# Files that a gateway has open beside its connections: the catalog, sockets to the host's sidecar, uploads; and for each
-# node of another host, of which it follows the reports too.
+# Files that a gateway has open beside its connections: the catalog, sockets to the host's sidecar, uploads; and for
+# each node of another host.
 FILES_OF_OUR_OWN = 128
 FILES_A_NODE = 8
 
