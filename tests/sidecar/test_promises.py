@@ -97,6 +97,15 @@ def test_no_more_are_remembered_than_there_is_room_for() -> None:
     assert len(promises) < 5000
 
 
+def test_no_more_are_remembered_of_many_floods_either() -> None:
+    promises = Promises()
+    for key in range(300):
+        for tenant in range(200):
+            promises.make(f"t{tenant}", key, key, 0.0, 1.0)
+    assert len(promises) < 10_000
+    assert len(promises.tenants()) == 200
+
+
 def test_a_flood_does_not_take_the_room_of_others() -> None:
     promises = Promises()
     for key in range(10_000):
