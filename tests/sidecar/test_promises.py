@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -128,6 +128,7 @@ def test_who_stays_away_is_remembered_by_tenant() -> None:
     assert promises.pending("away") < 0.01
 
 
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2000), st.booleans()), max_size=300))
 def test_tenants_are_bounded_and_each_new_one_finds_room(steps: list[tuple[int, bool]]) -> None:
     promises = Promises()
