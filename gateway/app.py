@@ -178,9 +178,8 @@ class Gateway:
 def _affordable(wanted: int, *, other_nodes: int) -> int:
     """Past the bound a client is told so; past the host's bound on open files nobody could be told anything."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    affordable = (
-        wanted if files == resource.RLIM_INFINITY else min(wanted, connections_within(files, other_nodes=other_nodes))
-    )
+    within = wanted if files == resource.RLIM_INFINITY else connections_within(files, other_nodes=other_nodes)
+    affordable = min(wanted, within)
     if affordable < wanted:
         _log.warning("%d connections at most, not %d: this process may open %d files only", affordable, wanted, files)
     return affordable

@@ -91,7 +91,10 @@ def test_what_every_engine_refused_is_reported_as_failed_until_that_is_forgotten
     state = bench.machine.state
 
     def stands() -> Residency:
-        return full_report(state, epoch=1, number=1).resident[digest(1)]
+        known = full_report(state, epoch=1, number=1).resident[digest(1)]
+        assert delta_report(state, state.changes).residency[digest(1)] is known, "it is told at once"
+        state.changes = Changes()
+        return known
 
     ask = bench.ask(1)
     bench.fetched(1)
@@ -101,9 +104,11 @@ def test_what_every_engine_refused_is_reported_as_failed_until_that_is_forgotten
     assert bench.refused(ask).outcome is Outcome.UNFIT
     assert stands() is Residency.FAILED
     bench.down("e2")
+    assert stands() is Residency.FAILED
     bench.up("e2", slots=4)
     assert stands() is Residency.RESIDENT, "this life of it has not been asked"
     bench.down("e2")
+    assert stands() is Residency.FAILED
     bench.up("e2", slots=1)
     assert stands() is Residency.FAILED
     bench.wait(30.0 + 61.0)

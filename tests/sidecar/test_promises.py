@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -97,6 +97,15 @@ def test_no_more_are_remembered_than_there_is_room_for() -> None:
     assert len(promises) < 5000
 
 
+def test_no_more_are_remembered_of_many_floods_either() -> None:
+    promises = Promises()
+    for key in range(300):
+        for tenant in range(200):
+            promises.make(f"t{tenant}", key, key, 0.0, 1.0)
+    assert len(promises) < 10_000
+    assert len(promises.tenants()) == 200
+
+
 def test_a_flood_does_not_take_the_room_of_others() -> None:
     promises = Promises()
     for key in range(10_000):
@@ -119,6 +128,7 @@ def test_who_stays_away_is_remembered_by_tenant() -> None:
     assert promises.pending("away") < 0.01
 
 
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2000), st.booleans()), max_size=300))
 def test_tenants_are_bounded_and_each_new_one_finds_room(steps: list[tuple[int, bool]]) -> None:
     promises = Promises()

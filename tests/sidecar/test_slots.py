@@ -181,6 +181,30 @@ def test_resident_with_one_long_request_is_passed_over_for_one_with_two_short_on
     assert bench.serving() == {name(1)}, "the other one is drained"
 
 
+def test_slot_that_is_drained_in_vain_serves_again_and_another_is_drained() -> None:
+    bench = Bench(slots=2, slot_age_bound_s=5.0, gateway_silence_s=1e6)
+    first, usual = bench.serve(1), bench.ask(1)
+    bench.wait(8.0)
+    bench.release(first)
+    # its requests were short so far, and this one, which never ends, begins just now
+    bench.release(bench.serve(2))
+    endless = bench.ask(2)
+    newcomer = bench.ask(3, wait_s=600.0)
+    bench.wait(5.5)
+    assert bench.serving() == {name(1)}, "what was short should be over soon"
+    blocked = bench.ask(2, wait_s=600.0)
+    assert blocked not in bench.answers
+    bench.wait(5.5)
+    assert bench.granted(blocked).adapter == name(2)
+    assert bench.serving() == {name(2)}
+    bench.release(usual)
+    bench.fetched(3)
+    bench.removed(1)
+    bench.installed(3)
+    assert bench.granted(newcomer)
+    assert bench.granted(endless).adapter == name(2)
+
+
 def test_drained_slot_serves_again_when_nobody_needs_it() -> None:
     bench = Bench(slots=1, slot_age_bound_s=5.0)
     bench.serve(1)

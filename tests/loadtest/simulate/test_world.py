@@ -19,7 +19,6 @@ from gateway.leases import LeaseDesk
 from loadtest.simulate.catalog import MemoryCatalog, digest_of
 from loadtest.simulate.client import Ask, Client, Patience, Result
 from loadtest.simulate.clock import simulate
-from loadtest.simulate.node import node_settings
 from loadtest.simulate.sockets import sockets
 from loadtest.simulate.world import Shape, World
 from loadtest.traffic import policy_names
@@ -173,9 +172,12 @@ def test_a_gateway_that_dies_leaves_no_lease() -> None:
     assert run(scene) == []
 
 
-def test_a_cordoned_node_stays_so_over_its_sidecars_death_and_in_its_own_world_alone() -> None:
+def test_a_cordoned_node_stays_so_over_its_sidecars_death_and_in_its_own_world_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shape = msgspec.structs.replace(SHAPE, settings={"run_dir": str(folder)})
+
     async def scene() -> tuple[bool, bool]:
-        fleet, _ = world()
+        fleet, _ = world(shape=shape)
         await fleet.start()
         node = fleet.nodes[0]
         operator = sockets(fleet.network, "operator").requester(node.settings.endpoint, Any, Any, peer=node.name)
@@ -183,14 +185,14 @@ def test_a_cordoned_node_stays_so_over_its_sidecars_death_and_in_its_own_world_a
         node.kill_sidecar()
         await asyncio.sleep(1.0)
         node.start()
-        other, _ = world()
+        other, _ = world(shape=shape)
         await other.start()
         assert node.sidecar is not None
         assert other.nodes[0].sidecar is not None
         return node.sidecar.machine.state.cordoned, other.nodes[0].sidecar.machine.state.cordoned
 
     assert run(scene) == (True, False)
-    assert not Path(node_settings("n00", slots=1).run_dir).exists(), "nothing is written to this machine"
+    assert not folder.exists(), "nothing is written to this machine"
 
 
 def test_what_is_not_given_back_is_told() -> None:
