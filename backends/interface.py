@@ -109,7 +109,7 @@ class EngineBackend(Protocol):
     """A driver for one engine. Every call is bounded in time; errors are RoostErrors."""
 
     settings: EngineSettings
-    # why the engine is DEAD, in a line or more for a person, or what keeps a READY one from answering; empty otherwise
+    # why the engine is DEAD, in a line or more for a person, or what should be known of a READY one; empty otherwise
     detail: str
 
     async def start(self) -> None:

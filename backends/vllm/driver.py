@@ -75,6 +75,8 @@ class VllmBackend:
         self._turn = asyncio.Lock()
         self._limits: EngineLimits | None = None
         self._takes_extents = False
+        # what operators should know of it while it is well
+        self._remark = ""
         # what the portable path writes for: None where its config.json is not at hand
         self._base: BaseShape | None = None
         self._started_at = 0.0
@@ -90,6 +92,7 @@ class VllmBackend:
         await self._close_client()
         self._client = VllmClient(*self._address, self._token)
         self._limits, self._answered_at, self._pulse, self._dead, self.detail = None, None, None, False, ""
+        self._remark = ""
         self._started_at = time.monotonic()
 
     async def _start_process(self, process: EngineProcess) -> None:
@@ -124,7 +127,7 @@ class VllmBackend:
             return self._silent(self._answered_at, error.message)
         if not well:
             return self._died("the server answers, but its engine core is gone")
-        self._answered_at, self._pulse, self.detail = time.monotonic(), None, ""
+        self._answered_at, self._pulse, self.detail = time.monotonic(), None, self._remark
         return Health.READY
 
     def _silent(self, answered_at: float, message: str) -> Health:
@@ -190,27 +193,30 @@ class VllmBackend:
         settings = self.settings
         self._takes_extents = facts is not None and facts.arena
         if not self._takes_extents:
-            logger.warning("engine %s can't read the arena: adapters are written to folders for it", settings.name)
+            self._warn("it can't read the arena: adapters are written to folders for it, and load slowly")
         if facts is not None:
             return EngineLimits(
                 slots=facts.slots, max_rank=facts.max_rank, targets=facts.targets, served_base=settings.base,
                 dtype=facts.dtype, removes_for_real=True,
             )  # fmt: skip
         if self._process is not None:
-            logger.warning("engine %s runs without our plug-in: is the project installed there?", settings.name)
+            self._warn("it runs without our plug-in: is the project installed there?")
         # backends/vllm/cpu_kernels.py says why
         mixes_up = device_of(settings) == "cpu"
         if mixes_up:
-            logger.warning(
-                "engine %s is a CPU server without our plug-in: a request of the base that runs beside adapters' "
-                "may get one of them, so requests of the base are %s",
-                settings.name,
-                "wrong at times (serve_base_unsafely)" if settings.serve_base_unsafely else "not sent there",
+            self._warn(
+                "it is a CPU server without our plug-in: a request of the base that runs beside adapters' may get one "
+                "of them, so requests of the base are "
+                + ("wrong at times (serve_base_unsafely)" if settings.serve_base_unsafely else "not sent there")
             )
         return EngineLimits(
             slots=settings.slots, max_rank=settings.max_rank, targets=DENSE_TARGETS, served_base=settings.base,
             dtype=settings.dtype, removes_for_real=False, serves_base=settings.serve_base_unsafely or not mixes_up,
         )  # fmt: skip
+
+    def _warn(self, remark: str) -> None:
+        logger.warning("engine %s: %s", self.settings.name, remark)
+        self._remark = f"{self._remark}; {remark}" if self._remark else remark
 
     async def install(self, adapter: Installable, timeout_s: float) -> None:
         """Have the engine load the adapter. Raises InstallRefused, InstallFailed or InstallUncertain."""
@@ -224,11 +230,7 @@ class VllmBackend:
                     await self._load(adapter, str(_extent_of(adapter)), deadline)
                 except ArenaOutOfReach as error:
                     self._takes_extents = False
-                    logger.warning(
-                        "engine %s can't read the arena (%s): adapters are written to folders for it",
-                        self.settings.name,
-                        error.message,
-                    )
+                    self._warn(f"it can't read the arena ({error.message}): adapters are written to folders for it")
                 else:
                     return
             await self._load_folder(adapter, limits.dtype, deadline)

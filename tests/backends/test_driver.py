@@ -308,6 +308,8 @@ async def test_an_engine_that_does_not_read_the_arena_gets_folders_and_one_warni
     assert loads.paths == [str(setting.folder)] * 2
     assert setting.folder.is_dir()
     assert caplog.text.count("adapters are written to folders") == 1
+    assert await setting.backend.health() is Health.READY
+    assert "adapters are written to folders" in setting.backend.detail, "operators see it in the status"
 
 
 async def test_an_arena_out_of_the_engines_reach_is_tried_once(
