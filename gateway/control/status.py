@@ -27,7 +27,7 @@ routes = web.RouteTableDef()
 # policies of a tenant that are looked through for the names of what its engines serve
 _POLICIES_LOOKED_AT = 1000
 
-_PATH_RE = re.compile(r"(?<![\w/.])/[^\s'\"]+")
+_PRIVATE_RE = re.compile(r"(?<![\w/.])/[^\s'\"]+|(?<![\w.])[\w.-]+:\d{2,5}\b|\[[0-9a-fA-F:]+\]:\d+")
 
 References = dict[tuple[str, str], list[str]]
 
@@ -95,8 +95,8 @@ def _node_document(node: Node, asker: Caller, references: References) -> dict[st
 
 
 def clients_share(detail: str) -> str:
-    """What a tenant may know of an engine's trouble: no log, which tells of other tenants, and no path of the host."""
-    return _PATH_RE.sub("...", detail.partition("\n")[0])
+    """What a tenant may know of an engine's trouble: no log, which tells of other tenants, and no path or address."""
+    return _PRIVATE_RE.sub("...", detail.partition("\n")[0])
 
 
 def _engine_document(engine: EngineReport, asker: Caller, references: References) -> dict[str, Any]:

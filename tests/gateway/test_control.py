@@ -574,13 +574,15 @@ async def test_anonymous_callers_make_no_keys(tmp_path: Path) -> None:
 async def test_what_is_the_operators_is_told_to_operators_only(tmp_path: Path) -> None:
     async with Mesh(tmp_path, anonymous=False) as mesh:
         mesh.sidecar.health = Health.DEAD
-        mesh.sidecar.detail = "no model at /srv/models/tiny: it ended\nlog of acme@abc in /var/log/engine"
+        mesh.sidecar.detail = (
+            "no model at /srv/models/tiny: nobody is at 10.0.0.7:8000\nlog of acme@abc in /var/log/engine"
+        )
         mesh.sidecar.announce()
         await until(lambda: mesh.gateways[0].nodes.ready_engines() == 0)
         operator, tenant = mesh.key("*", Scope.ADMIN), mesh.key("rival", Scope.ADMIN)
         shown = [(await mesh.ask("GET", f"{ADMIN}/status", headers=key)).json for key in (operator, tenant)]
         details = [status["nodes"][0]["engines"][0]["detail"] for status in shown]
-        assert details == [mesh.sidecar.detail, "no model at ... it ended"]
+        assert details == [mesh.sidecar.detail, "no model at ... nobody is at ..."]
         for path in ("bases", f"bases/{BASE}"):
             seen = await mesh.ask("GET", f"{ADMIN}/{path}", headers=operator)
             hidden = await mesh.ask("GET", f"{ADMIN}/{path}", headers=tenant)
