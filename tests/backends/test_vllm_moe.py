@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 import torch
@@ -15,7 +16,7 @@ from backends.vllm.driver import VllmBackend
 from packer.shape import BaseShape
 from tests.backends.support import PROMPT, Caller, EngineStage, SharedArena, tiny_settings
 from tests.models import chat_prompt, make_merged, make_tiny_base, reference_answer
-from tests.packer.moe import config, folder_of, per_expert
+from tests.packer.moe import config, folder_of, per_expert, stacked
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -126,6 +127,23 @@ async def test_experts_answer_what_transformers_answers(stage: Stage, caller: Ca
             answers.clear()
     for model, text in answers.items():
         assert await caller.complete(model) == (200, text)
+
+
+async def test_the_portable_path_brings_the_same_bits_of_such_experts(stage: Stage, caller: Caller) -> None:
+    tensors, _ = stacked(stage.shape, 4, seed=401)
+    tensors = {name: t * (0.15 if "lora_B" in name else t.shape[1] ** -0.5) for name, t in tensors.items()}
+    names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    attention = config(4, target_modules=[*ATTENTION], target_parameters=names, peft_version="0.21.2")
+    fused = folder_of(stage.root / f"stacked-{stage.dtype}", tensors, attention)
+    for folder in (stage.folder(400, alpha=7, targets=("down_proj",)), fused):
+        adapter = stage.arena.put(folder, stage.base)
+        await stage.backend.install(adapter, 30)
+        expected = await caller.probabilities(adapter.adapter)
+        assert expected != await caller.probabilities("tiny-base")
+        await stage.empty()
+        await stage.backend.install(msgspec.structs.replace(adapter, segment=""), 30)
+        assert await caller.probabilities(adapter.adapter) == expected
+        await stage.empty()
 
 
 async def test_experts_are_among_the_targets(stage: Stage) -> None:
