@@ -11,6 +11,7 @@ import logging
 import re
 import time
 import zlib
+from collections.abc import Iterable
 
 import msgspec
 
@@ -136,7 +137,7 @@ class DataPlane:
         )
         trace.key_id = caller.key_id
         caller.require(Scope.INVOKE)
-        seconds = parse_timeout(headers.get(b"x-request-timeout"), self._timeouts.request_s)
+        seconds = parse_timeout(headers, self._timeouts.request_s)
         body = parse_body(exchange.body)
         trace.body_bytes = len(exchange.body)
         self._bounds.check(body.fields)
@@ -337,14 +338,20 @@ def answer_headers(trace: Trace, lease: Lease) -> list[Header]:
     ]
 
 
-def parse_timeout(value: bytes | None, longest_s: float) -> float:
+def parse_timeout(headers: Iterable[Header], longest_s: float) -> float:
     """Seconds of ``X-Request-Timeout``, at most ``longest_s``, which also stands where there is none.
 
     Raises InvalidRequest.
     """
-    if value is None:
+    values = [value for name, value in headers if name == b"x-request-timeout"]
+    if not values:
         return longest_s
-    seconds = float(value) if _SECONDS_RE.fullmatch(value.strip()) else 0.0
+    if len(values) > 1:
+        raise InvalidRequest("X-Request-Timeout is there more than once", field="x-request-timeout")
+    seconds = float(values[0]) if _SECONDS_RE.fullmatch(values[0].strip()) else 0.0
     if not seconds > 0:
-        raise InvalidRequest("X-Request-Timeout must be a positive number of seconds", field="x-request-timeout")
+        raise InvalidRequest(
+            "X-Request-Timeout must be a positive number of seconds such as 2.5, of at most 9 digits and 9 decimals",
+            field="x-request-timeout",
+        )
     return min(seconds, longest_s)

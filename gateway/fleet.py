@@ -66,6 +66,9 @@ class NodeLink:
         self._grace: asyncio.TimerHandle | None = None
         # (epoch, number) of the full state that was taken last
         self._taken = (0, 0)
+        # why what is reached there is not taken for this node
+        self.trouble = ""
+        self._named = False
         self.requester: Requester[AskOfNode, AnswerOfNode] = sockets.requester(
             address.endpoint,
             AskOfNode,
@@ -90,7 +93,8 @@ class NodeLink:
         except RoostError:
             self.requester.close()
             raise
-        self.signs = SignsOfLife(self.requester, alive, holding)
+        # another node would take it for all that is held of it
+        self.signs = SignsOfLife(self.requester, alive, lambda: holding() if self._named else None)
 
     def ask_state(self) -> None:
         """Ask for full state, until the answer is no older than what the feed has told by the time it comes."""
@@ -147,6 +151,12 @@ class NodeLink:
 
     def _take_state(self, report: NodeReport) -> None:
         self._end_grace()
+        self._named = report.node == self.address.name
+        if not self._named:
+            self.trouble = f"node {self.address.name}: the sidecar at {self.address.endpoint} is node {report.node}"
+            self.node.fall_silent()
+            return
+        self.trouble = ""
         if report.epoch != self._taken[0]:
             self.signs.tell_all()
         self._taken = (report.epoch, report.number)
@@ -241,6 +251,11 @@ class Fleet:
                 self._table.put(link.node)
             self._links[name] = link
             self.requesters[name] = link.requester
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """Why nodes of the fleet are not used though they are there."""
+        return tuple(link.trouble for link in self._links.values() if link.trouble)
 
     async def cordon(self, name: str, *, on: bool) -> None:
         """Take a node out of service, or back in; here its state is known afterwards, by others soon.

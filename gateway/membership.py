@@ -46,11 +46,12 @@ def read_nodes(file: Path) -> tuple[NodeAddress, ...]:
 
 
 def check_nodes(nodes: Iterable[NodeAddress], *, curve: bool, field: str) -> None:
-    """Raise InvalidRequest for a node that can't stand, or one of a name that another has.
+    """Raise InvalidRequest for a node that can't stand, or one of a name or an endpoint that another has.
 
     ``curve``: this gateway has CURVE keys of its own, without which nothing is reached over TCP.
     """
     names: set[str] = set()
+    endpoints: dict[str, str] = {}
     for index, node in enumerate(nodes):
         path = f"{field}[{index}]"
         check_part(node.name, f"{path}.name")
@@ -60,6 +61,9 @@ def check_nodes(nodes: Iterable[NodeAddress], *, curve: bool, field: str) -> Non
         for part, endpoint in (("endpoint", node.endpoint), ("feed_endpoint", node.feed_endpoint)):
             if not _ENDPOINT_RE.fullmatch(endpoint):
                 message = f"{path}.{part}: expected ipc:///path/to/socket or tcp://host:port, got {endpoint!r}"
+                raise InvalidRequest(message, field=f"{path}.{part}")
+            if endpoints.setdefault(endpoint, node.name) != node.name:
+                message = f"{path}.{part}: it is node {endpoints[endpoint]}'s already"
                 raise InvalidRequest(message, field=f"{path}.{part}")
             if endpoint.startswith("tcp://") and not is_port(int(endpoint.rpartition(":")[2])):
                 raise InvalidRequest(f"{path}.{part}: expected a port of 1 to 65535", field=f"{path}.{part}")

@@ -16,6 +16,9 @@ from .link import Link
 from .outcomes import DeadlinePassed, NoHealthyNode, RoostError
 from .reactor import Reactor
 
+# errors tell no shorter time
+_MOMENT_S = 0.001
+
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
 
@@ -190,5 +193,5 @@ class Requester(Generic[Ask, Answer]):
                 answer.set_exception(self._lost(message))
 
     def _deadline_passed(self, timeout_s: float | None) -> DeadlinePassed:
-        within = "in time" if timeout_s is None else f"within {timeout_s:g} s"
+        within = "in time" if timeout_s is None else f"within {round(max(timeout_s, _MOMENT_S), 3):g} s"
         return DeadlinePassed(f"no answer from {self._peer} {within}")

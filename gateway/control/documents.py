@@ -251,7 +251,7 @@ class NodeDocument(Document, frozen=True):
 
 
 class NodeList(Document, frozen=True):
-    """``trouble`` says why what the nodes file holds is not in force; empty where it is."""
+    """``trouble`` says why what the nodes file holds is not in force, or not all of it; empty where it is."""
 
     nodes: list[NodeDocument]
     trouble: str

@@ -35,7 +35,8 @@ async def list_nodes(request: web.Request) -> web.Response:
     shared = services(request)
     addresses = _endpoints(shared)
     nodes = [_document(node, addresses) for node in sorted(shared.nodes, key=lambda node: node.name)]
-    return answer(NodeList(nodes, shared.members.trouble))
+    troubles = (shared.members.trouble, *shared.fleet.troubles)
+    return answer(NodeList(nodes, "; ".join(filter(None, troubles))))
 
 
 @routes.get(_PATH + "/{name}")

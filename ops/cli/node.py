@@ -45,7 +45,7 @@ def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:
     columns = ("NODE", "STATE", "ENGINES", "SLOTS", "REQUESTS", "LOADS", "BASES", "QUEUED")
     tell_table(columns, rows, empty="There are no nodes.")
     if found["trouble"]:
-        ERR.print(f"The nodes file is not in force: {found['trouble']}", style="bold red", markup=False)
+        ERR.print(f"Not all that is listed is in force: {found['trouble']}", style="bold red", markup=False)
 
 
 @app.command("cordon")

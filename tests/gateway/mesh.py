@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -140,7 +140,9 @@ class Mesh:
         )
         return {"authorization": f"Bearer {secret}"}
 
-    async def chat(self, model: str, *, headers: dict[str, str] | None = None, gateway: int = 0, **fields: Any) -> Told:
+    async def chat(
+        self, model: str, *, headers: Mapping[str, str] | None = None, gateway: int = 0, **fields: Any
+    ) -> Told:
         """Ask the chat route, and read the answer to its end."""
         body = {"model": model, "messages": [{"role": "user", "content": "hi"}], **fields}
         return await self.ask("POST", "/v1/chat/completions", gateway=gateway, headers=headers, json=body)

@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from multidict import CIMultiDict
 
 from wire.node import Health
 from wire.outcomes import Outcome
@@ -406,6 +407,14 @@ async def test_a_timeout_that_is_none_is_refused(tmp_path: Path, value: str) -> 
     async with Mesh(tmp_path) as mesh:
         mesh.publish("acme/bot")
         told = await mesh.chat("acme/bot", headers={"x-request-timeout": value})
+        assert (told.status, told.error["param"]) == (400, "x-request-timeout")
+
+
+async def test_two_timeouts_are_none(tmp_path: Path) -> None:
+    async with Mesh(tmp_path) as mesh:
+        mesh.publish("acme/bot")
+        twice = CIMultiDict([("x-request-timeout", "5"), ("x-request-timeout", "0.2")])
+        told = await mesh.chat("acme/bot", headers=twice)
         assert (told.status, told.error["param"]) == (400, "x-request-timeout")
 
 

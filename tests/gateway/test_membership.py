@@ -334,6 +334,31 @@ async def test_a_file_is_read_once_it_has_settled(tmp_path: Path) -> None:
         assert names(mesh) == {"n0", "n1"}
 
 
+async def test_one_sidecar_under_two_names_is_one_node(tmp_path: Path) -> None:
+    file = tmp_path / "nodes.toml"
+    mesh = Mesh(tmp_path, nodes_file=str(file))
+    there = mesh.sidecar.address
+    other = [endpoint.replace("ipc:///", "ipc:////") for endpoint in (there.endpoint, there.feed_endpoint)]
+    async with mesh:
+        file.write_text(tomli_w.dumps({"nodes": [{"name": "n9", "endpoint": other[0], "feed_endpoint": other[1]}]}))
+        look(mesh)
+        gateway = mesh.gateways[0]
+        await until(lambda: bool(gateway._fleet.troubles))
+        told = (await mesh.ask("GET", "/roost/v1/nodes", headers=mesh.key("*"))).json
+        assert "n9" in told["trouble"]
+        assert "is node n0" in told["trouble"]
+        assert {node["node"]: node["engines_ready"] for node in told["nodes"]} == {"n0": 1, "n9": 0}
+        assert {(await mesh.chat(BASE)).headers["x-roost-node"] for _ in range(4)} == {"n0"}
+        await mesh.all_leases_are_back()
+        assert len(mesh.sidecar.told) == 1, "nothing is told of what is held of n9"
+
+
+def test_two_nodes_have_no_endpoint_in_common() -> None:
+    nodes = [NodeAddress("n0", "ipc:///a", "ipc:///b"), NodeAddress("n1", "ipc:///c", "ipc:///b")]
+    with pytest.raises(InvalidRequest, match=r"nodes\[1\].feed_endpoint: it is node n0's already"):
+        check_nodes(nodes, curve=True, field="nodes")
+
+
 def test_over_tcp_a_node_needs_its_key() -> None:
     node = NodeAddress("n0", "tcp://10.0.0.1:1", "tcp://10.0.0.1:2", make_keys()[0])
     check_nodes([node], curve=True, field="nodes")

@@ -885,7 +885,7 @@ def test_nodes_are_listed_with_what_is_wrong_with_their_file(roost: Roost, tmp_p
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert lines[1].startswith("gpu-1 serving 1 of 2 3 of 8 4 1 of 2 smol 5, 2.5/s: acme 4")
     assert any(line.startswith("gpu-2 silent 1 of 2 3 of 8 4 1 of 2 smol 0") for line in lines)
-    assert "The nodes file is not in force: nodes.toml: [bold] is no TOML" in " ".join(done.stderr.split())
+    assert "Not all that is listed is in force: nodes.toml: [bold] is no TOML" in " ".join(done.stderr.split())
     assert json.loads(told.stdout) == listed
 
 
