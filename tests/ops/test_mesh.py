@@ -262,7 +262,7 @@ async def test_a_node_serves_the_gateways_of_two_hosts_at_the_same_time(tmp_path
     ports = [free_port("127.0.0.1") for _ in range(2)]
     node = {"name": "far", "endpoint": f"tcp://127.0.0.1:{ports[0]}", "feed_endpoint": f"tcp://127.0.0.1:{ports[1]}"}
     async with stub_server() as port:
-        engines = (EngineConfig(base="tiny", attach=f"127.0.0.1:{port}"),)
+        engines = (EngineConfig(base="tiny", attach=f"127.0.0.1:{port}", serve_base_unsafely=True),)
         far = await start(there.root, node={**node, "peers": [key_here]}, engines=engines, anonymous=True)
         near = await start(here.root, anonymous=True, nodes=[{**node, "public": key_there}])
         async with asyncio.timeout(PATIENCE_S):
