@@ -24,7 +24,7 @@ class BaseRecord(Record, frozen=True):
     created_ms: int
 
 
-class PolicyRecord(Record, frozen=True):
+class PolicyRecord(Record, frozen=True, gc=False):
     """A policy as people look at it. ``latest`` is 0 before the first revision.
 
     ``version`` counts the events of the policy and starts at 1. A channel with an empty target follows ``latest``;
@@ -48,7 +48,7 @@ class PolicyRecord(Record, frozen=True):
     before: dict[str, tuple[tuple[Split, ...], ...]] = {}
 
 
-class RevisionRecord(Record, frozen=True):
+class RevisionRecord(Record, frozen=True, gc=False):
     """One immutable revision of a policy. ``seq`` is the journal position of the event that published it."""
 
     policy: str
@@ -71,7 +71,7 @@ class RevisionHead(Record, frozen=True):
     targets: tuple[str, ...]
 
 
-class ArtifactRecord(Record, frozen=True):
+class ArtifactRecord(Record, frozen=True, gc=False):
     """A revision file that at least one event names. ``seq`` is the first such event.
 
     ``revisions`` counts those that name it and are not retired. ``condemned_ms`` is 0 unless it waits for removal.
@@ -105,7 +105,7 @@ class KeyRecord(Record, frozen=True):
     created_ms: int
 
 
-class Arm(Record, frozen=True):
+class Arm(Record, frozen=True, gc=False):
     """A revision as a request needs it, and its weight within the channel that points to it. The digest is raw."""
 
     revision: int
@@ -116,7 +116,7 @@ class Arm(Record, frozen=True):
     weight: int = 1
 
 
-class RouteRecord(Record, frozen=True):
+class RouteRecord(Record, frozen=True, gc=False):
     """Everything that a request for a policy needs, in one record. Channels with no arms follow ``latest``.
 
     ``seeds`` are those of the channels that are split or were, but for seed 0.

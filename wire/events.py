@@ -15,11 +15,11 @@ class Scope(enum.StrEnum):
     ADMIN = "admin"
 
 
-class EventBody(msgspec.Struct, frozen=True, tag=True, tag_field="t", omit_defaults=True):
+class EventBody(msgspec.Struct, frozen=True, tag=True, tag_field="t", omit_defaults=True, gc=False):
     """Base of all event bodies; the tag is the class name."""
 
 
-class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
+class Provenance(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Where a revision came from. Never part of its digest."""
 
     source: str = ""
@@ -29,7 +29,7 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     note: str = ""
 
 
-class ArtifactFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+class ArtifactFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What the catalog knows of a revision file without opening it. Size in bytes of the file."""
 
     digest: str
@@ -234,7 +234,7 @@ AnyEvent = (
 )
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """One line of the journal. ``seq`` starts at 1 and has no gaps; ``at_ms`` is Unix time in milliseconds."""
 
     seq: int

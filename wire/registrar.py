@@ -265,7 +265,7 @@ class AwaitPosition(Command, frozen=True, kw_only=True):
     timeout_s: float = 10.0
 
 
-class ImportedRevision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class ImportedRevision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One revision of a bulk import. A policy that does not exist yet is created over ``base``.
 
     ``revision`` is the number that it has or gets, which makes importing it again a check; 0 means the next one,
