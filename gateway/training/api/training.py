@@ -71,20 +71,10 @@ async def create_model(request: web.Request) -> web.Response:
         base=new.base_model, rank=lora.rank, seed=lora.seed, attention=lora.train_attn, mlp=lora.train_mlp,
         policy=policy,
     )  # fmt: skip
-    run = RunRecord(
-        model_id=_model_id(session, new.model_seq_id),
-        session_id=session.session_id,
-        tenant=session.tenant,
-        key_id=asker.key_id,
-        policy=policy,
-        base=settings.base,
-        rank=lora.rank,
-        alpha=settings.alpha,
-        seed=secrets.randbits(31) if lora.seed is None else lora.seed,
-        attention=lora.train_attn,
-        mlp=lora.train_mlp,
-        created_ms=time.time_ns() // 1_000_000,
-    )
+    run = _new_run(
+        asker, session, new.model_seq_id, policy=policy, base=settings.base, rank=lora.rank, alpha=settings.alpha,
+        seed=secrets.randbits(31) if lora.seed is None else lora.seed, attention=lora.train_attn, mlp=lora.train_mlp,
+    )  # fmt: skip
     return await _begun(request, run, ask)
 
 
@@ -107,21 +97,10 @@ async def load_weights(request: web.Request) -> web.Response:
     if saved.base != shared.settings.base:
         raise InvalidRequest(f"{saved.base} is not trained here, only {shared.settings.base}", field="path")
     policy = _policy_of(asker, session, given.model_seq_id, given.user_metadata)
-    run = RunRecord(
-        model_id=_model_id(session, given.model_seq_id),
-        session_id=session.session_id,
-        tenant=session.tenant,
-        key_id=asker.key_id,
-        policy=policy,
-        base=saved.base,
-        rank=saved.rank,
-        alpha=saved.alpha,
-        seed=saved.seed,
-        attention=saved.attention,
-        mlp=saved.mlp,
-        created_ms=time.time_ns() // 1_000_000,
-        targets=saved.targets,
-    )
+    run = _new_run(
+        asker, session, given.model_seq_id, policy=policy, base=saved.base, rank=saved.rank, alpha=saved.alpha,
+        seed=saved.seed, attention=saved.attention, mlp=saved.mlp, targets=saved.targets,
+    )  # fmt: skip
     return await _begun(request, run, ResumeRun(path=given.path, optimizer=given.optimizer, policy=policy))
 
 
@@ -297,6 +276,38 @@ def _told(request: web.Request, accepted: Accepted, model_id: str) -> web.Respon
 
 async def _body(request: web.Request) -> bytes:
     return await bodies.read_bytes(request, services(request).settings.max_body_bytes)
+
+
+def _new_run(
+    asker: Caller,
+    session: SessionRecord,
+    number: int,
+    *,
+    policy: str,
+    base: str,
+    rank: int,
+    alpha: float,
+    seed: int,
+    attention: bool,
+    mlp: bool,
+    targets: tuple[str, ...] = (),
+) -> RunRecord:
+    """The session's run of this number, at its beginning, for whoever asks now."""
+    return RunRecord(
+        model_id=_model_id(session, number),
+        session_id=session.session_id,
+        tenant=session.tenant,
+        key_id=asker.key_id,
+        policy=policy,
+        base=base,
+        rank=rank,
+        alpha=alpha,
+        seed=seed,
+        attention=attention,
+        mlp=mlp,
+        created_ms=time.time_ns() // 1_000_000,
+        targets=targets,
+    )
 
 
 def _model_id(session: SessionRecord, number: int) -> str:
