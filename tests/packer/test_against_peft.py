@@ -11,10 +11,8 @@ import torch
 import transformers
 from safetensors.torch import load
 
-from packer.revision import RevisionFile, check_fit
-from packer.shape import BaseShape
 from packer.unpack import write_engine_peft, write_peft
-from tests.packer.adapters import packed
+from tests.packer.trained_with_peft import trained_with_peft
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -55,15 +53,7 @@ def deltas(model: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3"])
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_a_revision_computes_what_peft_computes(name: str, adapter: dict[str, Any], tmp_path: Path) -> None:
-    model = peft.get_peft_model(model_of(name), peft.LoraConfig(task_type="CAUSAL_LM", **adapter))
-    for parameter_name, parameter in model.named_parameters():
-        if "lora_" in parameter_name:
-            torch.nn.init.normal_(parameter)
-    model.save_pretrained(tmp_path / "trained")
-    model.base_model.model.config.save_pretrained(tmp_path / "base")
-    shape = BaseShape.from_config((tmp_path / "base" / "config.json").read_bytes())
-    file = RevisionFile(packed(tmp_path / "trained", shape))
-    check_fit(file, shape)
+    model, shape, file = trained_with_peft(model_of(name), tmp_path, **adapter)
 
     trained = deltas(model)
     tensors = load(bytes(file.buffer))

@@ -12,12 +12,10 @@ import torch
 import transformers
 from safetensors.torch import load
 
-from packer.revision import RevisionFile, check_fit
-from packer.shape import BaseShape
 from packer.unpack import write_peft
-from tests.packer.adapters import packed
 from tests.packer.moe import CONFIGS
 from tests.packer.test_architectures import CLASSES
+from tests.packer.trained_with_peft import trained_with_peft
 
 ADAPTERS: list[dict[str, Any]] = [
     {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], "target_modules": ["q_proj"]},
@@ -57,15 +55,7 @@ def deltas(model: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_a_revision_computes_what_peft_computes(name: str, adapter: dict[str, Any], tmp_path: Path) -> None:
     settings = {"r": 3, "lora_alpha": 5, "lora_dropout": 0.0, **adapter}
-    model = peft.get_peft_model(model_of(name), peft.LoraConfig(task_type="CAUSAL_LM", **settings))
-    for parameter_name, parameter in model.named_parameters():
-        if "lora_" in parameter_name:
-            torch.nn.init.normal_(parameter)
-    model.save_pretrained(tmp_path / "trained")
-    model.base_model.model.config.save_pretrained(tmp_path / "base")
-    shape = BaseShape.from_config((tmp_path / "base" / "config.json").read_bytes())
-    file = RevisionFile(packed(tmp_path / "trained", shape))
-    check_fit(file, shape)
+    model, shape, file = trained_with_peft(model_of(name), tmp_path, **settings)
 
     trained = deltas(model)
     tensors = load(bytes(file.buffer))
