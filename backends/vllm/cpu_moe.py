@@ -25,6 +25,8 @@ _stock_select = method.select_unquantized_moe_backend
 
 # a token of the base, in vLLM's indices of slots
 _BASE = -1
+# what is gathered for a batch is 64 MB of factors, of rank 8 and a width of 2048
+_MOST_ROWS = 1024
 
 
 def patch() -> None:
@@ -44,16 +46,21 @@ def select_backend(moe_config: Any) -> Any:
     return method.UnquantizedMoeBackend.CPU, TorchExperts
 
 
-class Group(NamedTuple):
-    """The rows of one expert and one slot, or of one expert alone: ``rows`` of the sorted assignments."""
+class Batch(NamedTuple):
+    """Groups, each the rows of one expert and one slot, that are multiplied in one call.
 
-    expert: int
-    slot: int
-    rows: slice
+    ``experts`` and ``slots`` have an entry a group, ``rows`` (groups, width) are places in the sorted assignments;
+    where a group has fewer, its last row stands there again, and ``real`` says which are meant (None: all).
+    """
+
+    experts: torch.Tensor
+    slots: torch.Tensor
+    rows: torch.Tensor
+    real: torch.Tensor | None
 
 
 class TorchExperts(LoRAExpertsMixin, CPUUnquantizedExperts):  # type: ignore[misc]
-    """One pass over the experts that have tokens, and in each over the slots. Weights stay as they were loaded."""
+    """One pass over the experts that have tokens, one over the pairs of those and slots. Weights stay as loaded."""
 
     @staticmethod
     def _supports_activation(activation: MoEActivation) -> bool:
@@ -82,9 +89,8 @@ class TorchExperts(LoRAExpertsMixin, CPUUnquantizedExperts):  # type: ignore[mis
     ) -> None:
         tokens, experts, slots, weights = self._assignments(hidden_states, topk_ids, topk_weights, expert_map)
         x = hidden_states[tokens]
-        adapted = list(_groups(experts, slots))
-        alone = list(_groups(experts, torch.full_like(slots, _BASE)))
-        gate_up = _each(x, w1, alone)
+        adapted = list(_batches(experts, slots))
+        gate_up = _each(x, w1, experts)
         inner = gate_up.shape[1] // 2
         context = self._lora_context
         if context is not None:
@@ -93,7 +99,7 @@ class TorchExperts(LoRAExpertsMixin, CPUUnquantizedExperts):  # type: ignore[mis
             for number, (a, b) in enumerate(stacks):
                 _add(gate_up[:, number * width : (number + 1) * width], x, a, b, adapted)
         x = functional.silu(gate_up[:, :inner]) * gate_up[:, inner:]
-        y = _each(x, w2, alone)
+        y = _each(x, w2, experts)
         if context is not None:
             _add(y, x, context.w2_lora_a_stacked[0], context.w2_lora_b_stacked[0], adapted)
         y = y.float()
@@ -129,30 +135,45 @@ def _slots_of_tokens(context: MoELoRAContext | None, count: int) -> torch.Tensor
     return slots
 
 
-def _groups(experts: torch.Tensor, slots: torch.Tensor) -> Iterator[Group]:
-    """Runs of equal (expert, slot)."""
-    pairs, sizes = torch.unique_consecutive(torch.stack((experts, slots)), dim=1, return_counts=True)
-    begin = 0
-    for expert, slot, size in zip(*pairs.tolist(), sizes.tolist(), strict=True):
-        yield Group(expert, slot, slice(begin, begin + size))
-        begin += size
+def _batches(experts: torch.Tensor, slots: torch.Tensor) -> Iterator[Batch]:
+    """Runs of equal (expert, slot), those of the base left out, by their sizes' next power of two."""
+    (adapted,) = torch.nonzero(slots != _BASE, as_tuple=True)
+    if not adapted.numel():
+        return
+    experts, slots = experts[adapted], slots[adapted]
+    _, sizes = torch.unique_consecutive(experts * (slots.max() + 1) + slots, return_counts=True)
+    begins = sizes.cumsum(0) - sizes
+    # logarithms of numbers below 2**53 are exact enough in float64
+    exponents = torch.log2(sizes.double()).ceil().long()
+    for exponent in sorted(set(exponents.tolist())):
+        places = torch.arange(1 << exponent)
+        for alike in torch.nonzero(exponents == exponent).flatten().split(max(1, _MOST_ROWS >> exponent)):
+            first, last = begins[alike], sizes[alike, None] - 1
+            rows = adapted[first[:, None] + torch.minimum(places, last)]
+            yield Batch(experts[first], slots[first], rows, places <= last if exponent else None)
 
 
-def _each(x: torch.Tensor, weights: torch.Tensor, groups: list[Group]) -> torch.Tensor:
-    """Each row times its expert's weights, (experts, out, in)."""
+def _each(x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    """Each row times its expert's weights, (experts, out, in); ``experts`` are sorted."""
     out = x.new_empty(x.shape[0], weights.shape[1])
-    for group in groups:
-        torch.mm(x[group.rows], weights[group.expert].T, out=out[group.rows])
+    found, sizes = torch.unique_consecutive(experts, return_counts=True)
+    begin = 0
+    for expert, size in zip(found.tolist(), sizes.tolist(), strict=True):
+        torch.mm(x[begin : begin + size], weights[expert].T, out=out[begin : begin + size])
+        begin += size
     return out
 
 
-def _add(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, groups: list[Group]) -> None:
+def _add(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, batches: list[Batch]) -> None:
     """Add each row's product of its slot's factors.
 
     ``a`` is (slots, experts, rank, in), ``b`` (slots, experts, out, rank). What all experts share is held once.
     """
-    for group in groups:
-        if group.slot == _BASE:
-            continue
-        first, second = (stack[group.slot, 0 if stack.shape[1] == 1 else group.expert].float() for stack in (a, b))
-        y[group.rows] += (x[group.rows].float() @ first.T @ second.T).to(y.dtype)
+    for batch in batches:
+        first, second = (stack[batch.slots, 0 if stack.shape[1] == 1 else batch.experts].float().mT for stack in (a, b))
+        rows, product = batch.rows, x[batch.rows].float() @ first @ second
+        if batch.real is None:
+            rows, product = rows.flatten(), product.flatten(0, 1)
+        else:
+            rows, product = rows[batch.real], product[batch.real]
+        y.index_add_(0, rows, product.to(y.dtype))

@@ -89,6 +89,14 @@ def test_each_token_gets_its_experts_and_its_slots_product(kind: dict[str, bool]
     )
 
 
+@pytest.mark.parametrize("most", [1, 3])
+def test_rows_that_do_not_go_into_one_call_go_into_several(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(cpu_moe, "_MOST_ROWS", most)
+    layer = Layer()
+    for slots in (MIXED, torch.full((TOKENS,), 2)):
+        torch.testing.assert_close(layer.run(slots), layer.expected(slots))
+
+
 def test_a_worker_computes_the_experts_it_has() -> None:
     layer = Layer()
     map_ = torch.tensor([-1, 0, -1, 1], dtype=torch.int32)
