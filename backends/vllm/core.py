@@ -4,20 +4,22 @@ The core handles calls and requests from one queue, in order, so each of these f
 sent before it. The core keeps its own list of the adapters that answer, which vLLM's cache never outgrows: nothing is
 ever evicted, hence nothing is ever read again from a path that may be gone, inside a step, at the price of the engine.
 
-Where an adapter's bytes take a while (a transfer to a device), steps go on: the call is answered by a Future, which the
-core's loop completes between two of them.
+While requests run, loads wait for each other's steps: as many begin between two of them as ``pace`` allows, oldest
+first. Where an adapter's bytes take a while (a transfer to a device), steps go on. Either way the call is answered by a
+Future, which the core's loop completes between two steps.
 """
 
 from __future__ import annotations
 
 import functools
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
 from . import versions
+from .pace import Pace
 from .terms import FAILED, PENDING, PLUGIN_VERSION, REFUSED
 
 logger = init_logger(__name__)
@@ -34,11 +36,13 @@ class AdapterRefused(ValueError):
     """The message, which is all that reaches the driver, says whether trying again may help."""
 
 
-class Load(NamedTuple):
-    """An adapter whose bytes are on their way: nobody is told of it yet."""
+class Load:
+    """An adapter that was asked for and nobody is told of yet; ``begun``: its bytes are on their way."""
 
-    name: str
-    answer: Future[bool]
+    def __init__(self, request: Any) -> None:
+        self.request = request
+        self.begun = False
+        self.answer: Future[bool] = Future()
 
 
 def patch() -> None:
@@ -74,9 +78,14 @@ def adapters_of(core: EngineCore) -> dict[int, str]:
 
 
 def loads_of(core: EngineCore) -> dict[int, Load]:
-    """The loads that are under way, by id."""
+    """The loads that wait or are under way, by id, the oldest first."""
     loads: dict[int, Load] = vars(core).setdefault("roost_loads", {})
     return loads
+
+
+def pace_of(core: EngineCore) -> Pace:
+    pace: Pace = vars(core).setdefault("roost_pace", Pace())
+    return pace
 
 
 # vLLM decodes the argument by the annotation of the method it calls, so the stock signature must show through
@@ -96,14 +105,49 @@ def add_lora(self: EngineCore, lora_request: Any) -> bool | Future[bool]:
         raise AdapterRefused(f"{FAILED}id {lora_id} is taken: do several API servers count alone?")
     if len(known) + len(loads) >= slots:
         raise AdapterRefused(f"{FAILED}no free slot: {len(known) + len(loads)} of {slots} are taken")
-    reads_the_arena(self)
-    if _settled(self, lora_id, self.collective_rpc("roost_add_lora", args=(lora_request,))):
-        known[lora_id] = name
-        return True
-    load = loads[lora_id] = Load(name, Future())
-    finish_loads(self)
+    load = loads[lora_id] = Load(lora_request)
+    begin_loads(self)
+    if not _has_work(self):
+        finish_loads(self)
     # whoever calls in this process takes a Future for success
     return load.answer.result() if load.answer.done() else load.answer
+
+
+def begin_loads(core: EngineCore) -> None:
+    """Begin loads that wait: all of them, or as many as may be before the next step."""
+    waiting = [load for load in loads_of(core).values() if not load.begun]
+    if waiting:
+        reads_the_arena(core)
+    pace = pace_of(core)
+    for load in waiting:
+        if _has_work(core) and not pace.allows():
+            return
+        load.begun = True
+        with pace.counted():
+            _go_on(core, load.request.lora_int_id, "roost_add_lora", load.request)
+
+
+def finish_loads(core: EngineCore) -> None:
+    """Answer the loads that are through; all that have begun, after a wait, where the core has nothing else to do."""
+    for lora_id, load in list(loads_of(core).items()):
+        if load.begun:
+            _go_on(core, lora_id, "roost_finish_lora", lora_id, not _has_work(core))
+
+
+def _go_on(core: EngineCore, lora_id: int, method: str, *arguments: Any) -> None:
+    """Have all workers do the next part of a load, and answer it if that was the last."""
+    loads = loads_of(core)
+    load = loads[lora_id]
+    try:
+        if not _settled(core, lora_id, core.collective_rpc(method, args=arguments)):
+            return
+    except Exception as error:  # refused, or the workers can't be asked any more: that shows in the next step
+        del loads[lora_id]
+        load.answer.set_exception(error)
+    else:
+        del loads[lora_id]
+        adapters_of(core)[lora_id] = load.request.lora_name
+        load.answer.set_result(True)
 
 
 def _settled(core: EngineCore, lora_id: int, answers: list[str]) -> bool:
@@ -113,23 +157,6 @@ def _settled(core: EngineCore, lora_id: int, answers: list[str]) -> bool:
         core.collective_rpc("roost_drop_lora", args=(lora_id,))
         raise AdapterRefused(problems[0])
     return not any(answers)
-
-
-def finish_loads(core: EngineCore) -> None:
-    """Answer the loads that are through; all of them, after a wait, where the core has nothing else to do."""
-    loads = loads_of(core)
-    for lora_id, load in list(loads.items()):
-        wait = not _has_work(core)
-        try:
-            if not _settled(core, lora_id, core.collective_rpc("roost_finish_lora", args=(lora_id, wait))):
-                continue
-        except AdapterRefused as refusal:
-            del loads[lora_id]
-            load.answer.set_exception(refusal)
-        else:
-            del loads[lora_id]
-            adapters_of(core)[lora_id] = load.name
-            load.answer.set_result(True)
 
 
 def _has_work(core: EngineCore) -> bool:
@@ -143,8 +170,14 @@ def process_input_queue(self: EngineCoreProc) -> None:
     answered before.
     """
     reads_the_arena(self)
+    pace = pace_of(self)
+    pace.step_ended()
     finish_loads(self)
+    begin_loads(self)
+    if not _has_work(self):
+        finish_loads(self)
     _stock_process_input_queue(self)
+    pace.step_begins()
 
 
 def remove_unless_busy(self: EngineCore, lora_id: int) -> str:

@@ -7,7 +7,9 @@ ACTIVATION = "ROOST_ENGINE"
 # vLLM's own: where the server finds the bearer token that it asks for
 TOKEN_VARIABLE = "VLLM_API_KEY"  # noqa: S105 - a name, not a secret
 # raised when what the driver relies on changes
-PLUGIN_VERSION = 2
+PLUGIN_VERSION = 3
+# since when an engine takes many loads at once and lets steps run between them
+PACES_LOADS = 3
 
 ENGINE_ROUTE = "/roost/engine"
 
