@@ -26,7 +26,8 @@ from gateway.placement.tuning import PLACED_EXCESS, SPILL_EXCESS
 from gateway.popularity import COOLDOWN_S, REPLICA_LEASES
 from gateway.quotas import Quota
 from gateway.settings import NodeAddress
-from sidecar.policies import PolicyName
+from gateway.training.settings import TrainingTuning
+from sidecar.settings import NodeTuning
 from wire.curve import decode_key
 from wire.hosts import is_everywhere, is_loopback, is_port
 from wire.outcomes import InvalidRequest
@@ -104,11 +105,9 @@ class EngineConfig(EngineSettings, frozen=True, forbid_unknown_fields=True, kw_o
     count: int = 1
 
 
-class NodeConfig(Section, frozen=True):
-    """This host's sidecar and its engines. Sizes in bytes, times in seconds. ``peers`` are the CURVE keys of gateways
-    on other hosts, which may send requests here; engines then need a ``host`` that those reach.
-
-    With an object store, ``disk_bytes`` of copies are kept under the state folder; 0 for none.
+class NodeConfig(NodeTuning, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """This host's sidecar and its engines. ``peers`` are the CURVE keys of gateways on other hosts, which may send
+    requests here; engines then need a ``host`` that those reach.
     """
 
     name: str = "local"
@@ -116,23 +115,6 @@ class NodeConfig(Section, frozen=True):
     feed_endpoint: str = ""
     engines: tuple[EngineConfig, ...] = ()
     peers: tuple[str, ...] = ()
-    arena_bytes: int = 1 << 30
-    cache_policy: PolicyName = PolicyName.ADAPTIVE
-    disk_bytes: int = 8 << 30
-    loads_in_flight_min: int = 1
-    loads_in_flight: int = 8
-    loads_queued: int = 64
-    loads_queued_per_tenant: int = 48
-    waiters_per_load: int = 4096
-    load_timeout_s: float = 60.0
-    negative_first_s: float = 1.0
-    negative_max_s: float = 300.0
-    gateway_silence_s: float = 15.0
-    full_state_every_s: float = 10.0
-    slot_age_bound_s: float = 5.0
-    min_residency_s: float = 2.0
-    slot_share_s: float = 60.0
-    lost_lease_hold_s: float = 60.0
 
 
 class TrainerConfig(TrainerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -142,28 +124,11 @@ class TrainerConfig(TrainerSettings, frozen=True, forbid_unknown_fields=True, kw
     model_path: str = ""
 
 
-class TrainingConfig(Section, frozen=True):
-    """The training service and its trainer; without a ``base`` there are none. Sizes in bytes, times in seconds.
-
-    ``tenant`` is whose policies are trained by keys that reach all tenants. ``tokenizer`` is what clients are told to
-    load. See ``gateway.training.settings`` for the rest.
-    """
+class TrainingConfig(TrainingTuning, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The training service and its trainer; without a ``base`` there are none."""
 
     base: str = ""
     trainer: TrainerConfig = TrainerConfig()
-    tenant: str = "default"
-    tokenizer: str = ""
-    alpha: float = 32.0
-    revision_dtype: str = "BF16"
-    map_bytes: int = 1 << 38
-    max_body_bytes: int = 64 << 20
-    max_pending_bytes: int = 1 << 30
-    max_pending_samples: int = 4096
-    samples_at_once: int = 256
-    sample_timeout_s: float = 600.0
-    poll_s: float = 25.0
-    gap_s: float = 300.0
-    keep_results_s: float = 86400.0
 
 
 class RoostConfig(Section, frozen=True):

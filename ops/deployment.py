@@ -12,12 +12,12 @@ from backends.interface import EngineSettings
 from backends.trainer import TrainerSettings
 from catalog.settings import CurveSettings, RegistrarSettings
 from gateway.settings import GatewaySettings, NodeAddress
-from gateway.training.settings import TrainingSettings
-from sidecar.settings import SidecarSettings
+from gateway.training.settings import TrainingSettings, TrainingTuning
+from sidecar.settings import NodeTuning, SidecarSettings
 from wire.curve import make_keys
 from wire.outcomes import InvalidRequest
 
-from .config import GatewayConfig, NodeConfig, RoostConfig, Section, base_path
+from .config import GatewayConfig, NodeConfig, RoostConfig, base_path
 from .layout import Layout, absolute, write_private
 
 REGISTRAR, SIDECAR, GATEWAY, TRAINING = "registrar", "sidecar", "gateway", "training"
@@ -121,7 +121,7 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
             registrar_feed=registrar_feed,
             disk_dir=str(layout.disk / node.name),
             curve=_curve(SIDECAR, keys, config.node.peers),
-            **_tuning(config.node, leave_out={"name", "endpoint", "feed_endpoint", "engines", "peers"}),
+            **_fields(NodeTuning, config.node),
         ),
         GatewaySettings(
             name=config.gateway.name or gateway_name(layout),
@@ -133,7 +133,7 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
             nodes_file=str(absolute(config.gateway.nodes_file) if config.gateway.nodes_file else layout.nodes_file),
             training=layout.socket_file(TRAINING) if config.training.base else "",
             curve=_curve(GATEWAY, keys),
-            **_tuning(config.gateway, leave_out={"name", "nodes", "nodes_file"}),
+            **_fields(GatewayConfig, config.gateway, leave_out={"name", "nodes", "nodes_file"}),
         ),
     )
 
@@ -145,13 +145,12 @@ def derive_training(config: RoostConfig, layout: Layout) -> TrainingSettings | N
         return None
     deployment = derive(without_engines(config), layout, {})
     path = str(absolute(base_path(config)))
-    fields = {field.name: getattr(training.trainer, field.name) for field in msgspec.structs.fields(TrainerSettings)}
     anonymous = config.gateway.anonymous
-    tuning = _tuning(training, leave_out={"trainer", "tokenizer"})
+    # only clients of this host are anonymous: they can read the base's own files
+    tokenizer = training.tokenizer or (path if anonymous else "")
     return TrainingSettings(
-        trainer=TrainerSettings(**(fields | {"model_path": path})),
-        # only clients of this host are anonymous: they can read the base's own files
-        tokenizer=training.tokenizer or (path if anonymous else ""),
+        base=training.base,
+        trainer=TrainerSettings(**_fields(TrainerSettings, training.trainer) | {"model_path": path}),
         socket=layout.socket_file(TRAINING),
         gateway_url=gateway_url(config.gateway),
         key_file="" if anonymous else str(layout.training_key),
@@ -163,7 +162,7 @@ def derive_training(config: RoostConfig, layout: Layout) -> TrainingSettings | N
         state_dir=str(layout.training),
         log_dir=str(layout.logs),
         curve=deployment.gateway.curve,
-        **tuning,
+        **_fields(TrainingTuning, training) | {"tokenizer": tokenizer},
     )
 
 
@@ -191,13 +190,10 @@ def _curve(process: str, keys: Mapping[str, KeyPair], peers: tuple[str, ...] = (
     )
 
 
-def _tuning(section: Section, leave_out: Collection[str] = ()) -> dict[str, Any]:
-    """The fields that a process's settings and its table in the configuration have in common."""
-    return {
-        field.name: getattr(section, field.name)
-        for field in msgspec.structs.fields(section)
-        if field.name not in leave_out
-    }
+def _fields(kind: type[msgspec.Struct], section: msgspec.Struct, leave_out: Collection[str] = ()) -> dict[str, Any]:
+    """What ``section`` has of the fields of ``kind``."""
+    names = (field.name for field in msgspec.structs.fields(kind))
+    return {name: getattr(section, name) for name in names if name not in leave_out}
 
 
 def _free_name(wanted: str, taken: set[str], *, numbered: bool) -> str:

@@ -11,9 +11,8 @@ from catalog.settings import CurveSettings
 from .policies import PolicyName
 
 
-class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes in bytes, times in seconds. ``store_dir`` holds the artifacts unless ``store`` says where;
-    ``run_dir`` holds what outlives the sidecar (engine records, adapter folders).
+class NodeTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an operator may choose of a node. Sizes in bytes, times in seconds.
 
     How many loads are in flight at once follows what they take, between ``loads_in_flight_min`` and
     ``loads_in_flight``. ``loads_queued`` and, within it, ``loads_queued_per_tenant`` bound those that wait for their
@@ -27,20 +26,13 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     in an engine that cannot tell whether it is still in use. So does what a new sidecar finds there, until all gateways
     heard within ``gateway_silence_s`` have told what they hold.
 
-    With an object store, copies of what was fetched are kept in ``disk_dir``, ``disk_bytes`` of them at most; without
-    either, none are. ``cache_policy`` decides what leaves it, and what leaves the arena. With a ``registrar_feed``,
-    what is published for policies that this node holds is fetched ahead while nobody waits for anything.
+    With an object store, ``disk_bytes`` of copies of what was fetched are kept; with 0, none are. ``cache_policy``
+    decides what leaves them, and what leaves the arena.
     """
 
-    node: str
-    endpoint: str
-    feed_endpoint: str
-    store_dir: str
-    run_dir: str
-    log_dir: str
-    engines: tuple[EngineSettings, ...]
     arena_bytes: int = 1 << 30
     cache_policy: PolicyName = PolicyName.ADAPTIVE
+    disk_bytes: int = 8 << 30
     loads_in_flight_min: int = 1
     loads_in_flight: int = 8
     loads_queued: int = 64
@@ -55,8 +47,24 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     min_residency_s: float = 2.0
     slot_share_s: float = 60.0
     lost_lease_hold_s: float = 60.0
+
+
+class SidecarSettings(NodeTuning, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``store_dir`` holds the artifacts unless ``store`` says where; ``run_dir`` holds what outlives the sidecar
+    (engine records, adapter folders); ``disk_dir`` holds the disk's copies, of which there are none without it.
+
+    With a ``registrar_feed``, what is published for policies that this node holds is fetched ahead while nobody waits
+    for anything.
+    """
+
+    node: str
+    endpoint: str
+    feed_endpoint: str
+    store_dir: str
+    run_dir: str
+    log_dir: str
+    engines: tuple[EngineSettings, ...]
     registrar_feed: str = ""
     disk_dir: str = ""
-    disk_bytes: int = 8 << 30
     store: StoreLocation = OWN_FOLDER
     curve: CurveSettings | None = None

@@ -9,11 +9,9 @@ from catalog.artifacts import OWN_FOLDER, StoreLocation
 from catalog.settings import CurveSettings
 
 
-class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes in bytes, times in seconds. ``base`` is the catalog's name of the base that ``trainer`` has loaded.
+class TrainingTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an operator may choose of a training service. Sizes in bytes, times in seconds.
 
-    It listens on the socket file ``socket``, behind the gateway at ``gateway_url``, which it asks for samples with the
-    key in ``key_file`` (none where the gateway is anonymous). ``state_dir`` holds its journal and its checkpoints.
     ``tenant`` is whose policies are trained by keys that reach all tenants. ``alpha`` is every adapter's.
     ``tokenizer`` is what clients are told to load (the base's name where it is empty).
 
@@ -22,19 +20,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     operations and ``max_pending_samples`` clients are told to come again; ``samples_at_once`` are asked of the gateway.
     """
 
-    base: str
-    trainer: TrainerSettings
-    socket: str
-    gateway_url: str
-    key_file: str = ""
-    anonymous: bool = False
     tenant: str = "default"
-    catalog_dir: str
-    store_dir: str
-    store: StoreLocation = OWN_FOLDER
-    registrar_endpoint: str
-    state_dir: str
-    log_dir: str
     tokenizer: str = ""
     alpha: float = 32.0
     revision_dtype: str = "BF16"
@@ -47,4 +33,25 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     poll_s: float = 25.0
     gap_s: float = 300.0
     keep_results_s: float = 86400.0
+
+
+class TrainingSettings(TrainingTuning, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``base`` is the catalog's name of the base that ``trainer`` has loaded.
+
+    It listens on the socket file ``socket``, behind the gateway at ``gateway_url``, which it asks for samples with the
+    key in ``key_file`` (none where the gateway is anonymous). ``state_dir`` holds its journal and its checkpoints.
+    """
+
+    base: str
+    trainer: TrainerSettings
+    socket: str
+    gateway_url: str
+    key_file: str = ""
+    anonymous: bool = False
+    catalog_dir: str
+    store_dir: str
+    store: StoreLocation = OWN_FOLDER
+    registrar_endpoint: str
+    state_dir: str
+    log_dir: str
     curve: CurveSettings | None = None
