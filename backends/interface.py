@@ -32,6 +32,9 @@ class EngineLimits(msgspec.Struct, frozen=True):
     """``slots`` counts adapters beside the base; ``max_rank`` the largest rank; ``targets`` the adaptable modules.
 
     ``serves_base``: a request of the base itself is answered rightly, also beside those of adapters.
+
+    ``calls_at_once``: so many installs and removals may be under way. More than one only where the engine itself lets
+    its steps run between them.
     """
 
     slots: int
@@ -41,6 +44,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     dtype: str
     removes_for_real: bool
     serves_base: bool = True
+    calls_at_once: int = 1
 
 
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 import msgspec
 
@@ -51,8 +51,8 @@ class Load:
 
     __slots__ = (
         "adapter", "at_once", "background", "base", "blocked_since", "charged", "digest", "drained", "drained_at",
-        "drains", "engine", "fetched", "order", "promise", "rank", "sent", "size", "stage", "started", "tenant",
-        "victim", "waiters",
+        "drains", "engine", "fetched", "handed", "order", "promise", "rank", "sent", "size", "stage", "started",
+        "tenant", "victim", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,8 @@ class Load:
         # how many were in flight when it started, itself included, and whether its bytes had to be fetched
         self.at_once = 0
         self.fetched = False
+        # whether it waits for an engine that takes loads at its own pace, and holds no permit
+        self.handed = False
         # what was told to who came back for it, until its turn comes
         self.promise: Promise | None = None
         # what its tenant was charged for its turn, in seconds
@@ -105,6 +107,9 @@ class LoadQueue:
         self._loads: dict[LoadKey, Load] = {}
         self._flying: dict[LoadKey, Load] = {}
         self._background: list[Load] = []
+        self._handed = 0
+        # how many may be with engines that take loads at their own pace before no other starts
+        self.hands = 0
         self._order = 0
         self.turns: Turns[Load] = Turns()
         self.times = LoadTimes(_FIRST_GUESS_S, _FIRST_GUESS_BYTES_S)
@@ -150,7 +155,7 @@ class LoadQueue:
 
     @property
     def has_permit(self) -> bool:
-        return self.in_flight < self.limit
+        return self.in_flight - self._handed < self.limit and self._handed < max(1, self.hands)
 
     def next_order(self) -> int:
         """The age of what comes now."""
@@ -173,16 +178,26 @@ class LoadQueue:
         """Take a waiting load into flight, at its tenant's expense; the caller sets its stage."""
         load.started = now
         load.fetched = not resident
-        load.at_once = self.in_flight + 1
+        load.at_once = self.in_flight - self._handed + 1
         load.charged = self.times.cost(load.size, resident=resident)
         self._wait_no_more(load)
         self._flying[load.key] = load
         if not load.background:
             self.turns.charge(load.tenant, load.charged)
-            self._drain.left(now, waiting=self.queued)
+            self._drain.left(now, waiting=self.queued, at_once=self._at_once)
+
+    def hand_over(self, load: Load, now: float) -> None:
+        """``load``, whose bytes are there, waits for its engine's pace from now on, which nothing here changes."""
+        if load.handed:
+            return
+        load.handed = True
+        self._handed += 1
+        if load.fetched:
+            self._limit.ended(self._kind(load), now - load.started, max(load.at_once, self.in_flight - self._handed))
 
     def requeue(self, load: Load, now: float) -> None:
         """Back to waiting, at the place that its age gives it, and for nothing."""
+        self._take_back(load)
         load.stage = Stage.WAITING
         load.engine = load.victim = ""
         del self._flying[load.key]
@@ -201,17 +216,18 @@ class LoadQueue:
     def remove(self, load: Load, now: float, *, refused: bool = False) -> None:
         """It ended; ``refused`` where it was never let in."""
         del self._loads[load.key]
+        self._take_back(load)
         if self._flying.pop(load.key, None) is None:
             self._wait_no_more(load)
             if not load.background and not refused:
-                self._drain.left(now, waiting=self.queued)
+                self._drain.left(now, waiting=self.queued, at_once=self._at_once)
 
     def served(self, load: Load, now: float) -> None:
         """``load``, in flight still, has become an adapter that serves."""
         seconds = now - load.started
         self.times.loaded(seconds)
-        kind = load.base, load.size.bit_length(), load.fetched
-        self._limit.ended(kind, seconds, max(load.at_once, self.in_flight))
+        if not load.handed:
+            self._limit.ended(self._kind(load), seconds, max(load.at_once, self.in_flight))
 
     def drains_in_s(self, departures: float, now: float) -> float:
         """Seconds until that many of the waiting loads will have started, or been given up."""
@@ -225,11 +241,23 @@ class LoadQueue:
     @property
     def _expected_interval_s(self) -> float:
         # however many are in flight, an engine installs one at a time
-        return max(self.times.load_s / self.limit, self.times.install_s / self._engines)
+        return max(self.times.load_s / self._at_once, self.times.install_s / self._engines)
+
+    @property
+    def _at_once(self) -> int:
+        return max(self.limit, self.hands)
 
     def timed_out(self) -> None:
         """A load in flight was given up because something took too long."""
         self._limit.timed_out()
+
+    def _take_back(self, load: Load) -> None:
+        self._handed -= load.handed
+        load.handed = False
+
+    @staticmethod
+    def _kind(load: Load) -> Hashable:
+        return load.base, load.size.bit_length(), load.fetched
 
     def _wait(self, load: Load, now: float) -> None:
         if load.background:

@@ -77,7 +77,7 @@ def _engine_leases(state: NodeState, engine: Engine) -> list[str]:
 
 def _slots(state: NodeState, engine: Engine) -> list[str]:
     wrong = []
-    if engine.limits is None and (engine.slots or engine.queued or engine.call):
+    if engine.limits is None and (engine.slots or engine.queued or engine.calls):
         wrong.append(f"{engine.name} is not ready, but has slots or calls")
     for slot in engine.slots.values():
         load = state.queue.get(slot.claimed_by) if slot.claimed_by else None
@@ -94,7 +94,8 @@ def _slots(state: NodeState, engine: Engine) -> list[str]:
 def _loads(state: NodeState) -> list[str]:
     queue = state.queue
     wrong = []
-    if queue.in_flight > state.settings.loads_in_flight:
+    handed = sum(load.handed for load in queue)
+    if queue.in_flight - handed > state.settings.loads_in_flight or handed > queue.hands + queue.limit:
         wrong.append(f"{queue.in_flight} loads are in flight")
     # loads that had started and lost their slot wait beyond the bound
     if queue.queued > state.settings.loads_queued + state.settings.loads_in_flight:

@@ -1,4 +1,4 @@
-"""Engine calls: one at a time an engine, each numbered, each holding its extent until it has truly ended."""
+"""Engine calls: as many at a time as the engine takes, each numbered and holding its extent until it has truly ended."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from .state import NodeState
 
 
 class EngineCalls:
-    """Queues calls and sends them. An engine works through all calls it has before it computes again, so that a
-    second call sent at once would lengthen the pause of everybody's tokens."""
+    """Queues calls and sends them. Most engines work through all calls they have before they compute again, so that a
+    second call sent at once would lengthen the pause of everybody's tokens: ``EngineLimits.calls_at_once`` says which
+    don't."""
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
@@ -39,23 +40,22 @@ class EngineCalls:
         if orphan is not None:
             self._state.cache.unpin(orphan.digest, _owner(orphan))
             return None
-        call = engine.call
-        if call is None or call.op != op:
+        call = engine.calls.pop(op, None)
+        if call is None:
             return None
-        engine.call = None
         self._state.cache.unpin(call.digest, _owner(call))
         self._send_next(engine)
         return call
 
     def abandon(self, engine: Engine) -> Call | None:
-        """The engine is gone: forget what was queued; returns the call that was under way."""
+        """The engine is gone: forget what was queued; returns the call that it worked at, the oldest under way."""
         for queued in engine.queued:
             self._state.cache.unpin(queued.digest, _owner(queued))
         engine.queued.clear()
-        under_way, engine.call = engine.call, None
-        if under_way is not None:
-            self._orphans[under_way.op] = under_way
-        return under_way
+        self._orphans |= engine.calls
+        oldest = next(iter(engine.calls.values()), None)
+        engine.calls = {}
+        return oldest
 
     def _queue(self, engine: Engine, kind: CallKind, slot: Slot | None) -> Call:
         self._op += 1
@@ -64,9 +64,12 @@ class EngineCalls:
         return call
 
     def _send_next(self, engine: Engine) -> None:
-        if engine.call is not None or not engine.queued:
-            return
-        call = engine.call = engine.queued.popleft()
+        while engine.takes_call:
+            call = engine.queued.popleft()
+            engine.calls[call.op] = call
+            self._send(engine, call)
+
+    def _send(self, engine: Engine, call: Call) -> None:
         effects = self._state.effects
         if call.kind is CallKind.READ:
             effects.append(ReadInstalled(engine=engine.name, op=call.op))

@@ -173,7 +173,7 @@ class Completions:
     def retry_unsure(self, now: float) -> None:
         """Ask engines again about what they left open."""
         for engine in self._state.engines.values():
-            if engine.call is not None:
+            if engine.calls:
                 continue
             overdue = [slot for slot in engine.slots.values() if slot.unsure and slot.hold_until <= now]
             for slot in overdue:
@@ -186,7 +186,7 @@ class Completions:
     def compare(self, now: float) -> None:
         """In quiet moments, compare what we know of engines with what they have."""
         for engine in self._state.engines.values():
-            if engine.ready and engine.call is None and engine.read_at <= now and not self._state.queue.in_flight:
+            if engine.ready and not engine.calls and engine.read_at <= now and not self._state.queue.in_flight:
                 engine.read_at = now + _COMPARE_EVERY_S
                 self._calls.read(engine)
 

@@ -43,7 +43,7 @@ class ClearExtent(Effect, frozen=True, kw_only=True):
 
 
 class EngineCall(Effect, frozen=True, kw_only=True):
-    """Base of engine calls; an engine has at most one under way. Ends as an OperationEnded with the same ``op``."""
+    """Base of engine calls. Ends as an OperationEnded with the same ``op``."""
 
     engine: str
     op: int

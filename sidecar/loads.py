@@ -210,6 +210,8 @@ class Loads:
             self.bounce(load, now)
             return
         load.engine = engine.name
+        if engine.calls_at_once > 1:
+            self._queue.hand_over(load, now)
         victim = None if engine.free_slots > 0 else self._seats.victim(engine, load, now)
         if victim is None:
             self.occupy(load, engine, now)

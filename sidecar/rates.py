@@ -6,8 +6,8 @@ from __future__ import annotations
 _WEIGHT = 0.2
 # no load is for nothing
 _LEAST_COST_S = 1e-3
-# what a departure before the last one still counts for: about the last ten matter
-_MEMORY = 0.9
+# so many departures matter, or twice as many as may come at one moment
+_DEPARTURES = 10
 
 
 class Smoothed:
@@ -75,6 +75,8 @@ class DrainRate:
     def __init__(self) -> None:
         self._left = 0.0
         self._over_s = 0.0
+        # what a departure before the last one still counts for
+        self._memory = 1.0 - 1.0 / _DEPARTURES
         # of the last departure, or of the moment since which something waits
         self._since: float | None = None
         self._began = False
@@ -89,12 +91,13 @@ class DrainRate:
             self._since = now
             self._began = True
 
-    def left(self, now: float, *, waiting: int) -> None:
-        """One left the queue, in which ``waiting`` others stay."""
+    def left(self, now: float, *, waiting: int, at_once: int = 1) -> None:
+        """One left the queue, in which ``waiting`` others stay; ``at_once`` is how many may at one moment."""
         # what leaves an empty queue as it comes did not wait for anything
         if self._since is not None and not (self._began and now == self._since):
-            self._left = _MEMORY * self._left + 1.0
-            self._over_s = _MEMORY * self._over_s + now - self._since
+            self._memory = 1.0 - 1.0 / max(_DEPARTURES, 2 * at_once)
+            self._left = self._memory * self._left + 1.0
+            self._over_s = self._memory * self._over_s + now - self._since
         self._since = now if waiting else None
         self._began = False
 
@@ -102,6 +105,6 @@ class DrainRate:
         """Seconds until that many more will have left. Not less than what the present pause already makes likely."""
         elapsed = now - self._since if self._since is not None else 0.0
         # a pause longer than usual is a measurement that has not ended
-        unended = (_MEMORY * self._over_s + elapsed + expected_s) / (_MEMORY * self._left + 2.0)
+        unended = (self._memory * self._over_s + elapsed + expected_s) / (self._memory * self._left + 2.0)
         interval = max(self.interval_s(expected_s), unended)
         return max(departures * interval - elapsed, interval / 2.0)

@@ -76,7 +76,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Engine:
-    """One engine: its health and limits, its slots by adapter name, and the calls that it gets one at a time."""
+    """One engine: its health and limits, its slots by adapter name, and the calls that it gets."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
@@ -97,7 +97,8 @@ class Engine:
         self.slots: dict[str, Slot] = {}
         # adapters in the engine that are not named the way we name them: not ours to touch
         self.foreign = 0
-        self.call: Call | None = None
+        # under way, by number, the oldest first
+        self.calls: dict[int, Call] = {}
         self.call_ended_at = 0.0
         self.queued: deque[Call] = deque()
         # adapters to bring back after a restart, the most recently used first
@@ -143,6 +144,18 @@ class Engine:
     @property
     def free_slots(self) -> int:
         return max(0, self.limits.slots - self.foreign - len(self.slots)) if self.limits else 0
+
+    @property
+    def takes_call(self) -> bool:
+        """Whether the call that waits longest may be sent. What an engine has is read while nothing else changes it."""
+        if not self.queued or not self.calls:
+            return bool(self.queued)
+        kinds = {self.queued[0].kind, *(call.kind for call in self.calls.values())}
+        return CallKind.READ not in kinds and len(self.calls) < self.calls_at_once
+
+    @property
+    def calls_at_once(self) -> int:
+        return self.limits.calls_at_once if self.limits else 1
 
     @property
     def loadable(self) -> bool:

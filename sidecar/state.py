@@ -174,6 +174,8 @@ class NodeState:
 
     def engines_changed(self) -> None:
         """Others are ready than before: what all of them had refused may be wanted here again, or not any more."""
+        calls = (engine.calls_at_once for engine in self.engines.values())
+        self.queue.hands = sum(count for count in calls if count > 1)
         self.changes.digests.update(digest for digest, _ in self.unfit)
 
     @property

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -37,6 +37,7 @@ from .command import command_for, device_of
 from .extent_path import ExtentPath
 from .folders import AdapterFolders
 from .pulse import Pulse
+from .terms import PACES_LOADS
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ SILENCE_S = 30.0
 # the same for one that is at work meanwhile
 BUSY_SILENCE_S = 300.0
 STOP_GRACE_S = 10.0
+# of an engine that paces loads itself: enough for its long steps, few enough to leave the order of others open
+CALLS_AT_ONCE = 16
 # what a stock server's dense models take; it does not say
 DENSE_TARGETS = ("down", "gate", "k", "o", "q", "up", "v")
 
@@ -71,7 +74,8 @@ class VllmBackend:
         self._address = _parse_address(settings.attach) if settings.attach else (settings.host, settings.port)
         self._token = _key_of(settings) if settings.attach else ""
         self._client: VllmClient | None = None
-        # loads go to the engine one at a time: it would run those that wait together without a step in between
+        # where the engine would run loads that wait together without a step in between, it gets one at a time; and
+        # folders are one load's at a time everywhere
         self._turn = asyncio.Lock()
         self._limits: EngineLimits | None = None
         self._takes_extents = False
@@ -198,6 +202,7 @@ class VllmBackend:
             return EngineLimits(
                 slots=facts.slots, max_rank=facts.max_rank, targets=facts.targets, served_base=settings.base,
                 dtype=facts.dtype, removes_for_real=True,
+                calls_at_once=CALLS_AT_ONCE if self._takes_extents and facts.plugin >= PACES_LOADS else 1,
             )  # fmt: skip
         if self._process is not None:
             self._warn("it runs without our plug-in: is the project installed there?")
@@ -224,16 +229,21 @@ class VllmBackend:
         limits = await self._limits_for_install()
         if adapter.rank > limits.max_rank:
             raise InstallRefused(f"rank {adapter.rank} is above this engine's {limits.max_rank}", field="rank")
-        async with self._my_turn(deadline):
-            if self._takes_extents and adapter.segment:
-                try:
-                    await self._load(adapter, str(_extent_of(adapter)), deadline)
-                except ArenaOutOfReach as error:
-                    self._takes_extents = False
-                    self._warn(f"it can't read the arena ({error.message}): adapters are written to folders for it")
-                else:
-                    return
-            await self._load_folder(adapter, limits.dtype, deadline)
+        if not (self._takes_extents and adapter.segment and await self._load_extent(adapter, limits, deadline)):
+            async with self._my_turn(deadline):
+                await self._load_folder(adapter, limits.dtype, deadline)
+
+    async def _load_extent(self, adapter: Installable, limits: EngineLimits, deadline: float) -> bool:
+        """False where the engine can't map the arena, which is remembered."""
+        try:
+            async with self._one_of(limits.calls_at_once, deadline):
+                await self._load(adapter, str(_extent_of(adapter)), deadline)
+        except ArenaOutOfReach as error:
+            if self._takes_extents:
+                self._warn(f"it can't read the arena ({error.message}): adapters are written to folders for it")
+            self._takes_extents = False
+            return False
+        return True
 
     async def _load_folder(self, adapter: Installable, dtype: str, deadline: float) -> None:
         folder = await self._write(adapter, dtype)
@@ -271,6 +281,10 @@ class VllmBackend:
         except (StorageFull, ArtifactUnavailable) as error:
             raise InstallFailed(error.message) from error
 
+    def _one_of(self, calls: int, deadline: float) -> AbstractAsyncContextManager[None]:
+        """One of so many calls that may be under way, which whoever calls sees to where they are many."""
+        return self._my_turn(deadline) if calls == 1 else nullcontext()
+
     @asynccontextmanager
     async def _my_turn(self, deadline: float) -> AsyncIterator[None]:
         try:
@@ -287,7 +301,7 @@ class VllmBackend:
         """Unload an adapter and clear up its folder. Raises EngineFailed where the engine did not tell."""
         deadline = time.monotonic() + timeout_s
         limits = await self.limits()
-        async with self._my_turn(deadline):
+        async with self._one_of(limits.calls_at_once, deadline):
             removal = await self._connected().unload(adapter, max(deadline - time.monotonic(), MIN_ASK_S))
             if removal is Removal.REMOVED and not limits.removes_for_real:
                 await _to_the_end(self._folders.forget, adapter)

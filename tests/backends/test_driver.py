@@ -323,3 +323,35 @@ async def test_an_arena_out_of_the_engines_reach_is_tried_once(
     assert [is_extent(path) for path in loads.paths] == [True, False, False]
     assert caplog.text.count("adapters are written to folders") == 1
     assert "No such file" in caplog.text
+
+
+@pytest.mark.parametrize(("plugin", "at_once"), [(2, 1), (3, 16)])
+async def test_many_loads_are_under_way_only_where_the_engine_lets_steps_run_between(
+    setting: Setting, plugin: int, at_once: int
+) -> None:
+    under_way, most = 0, 0
+
+    async def load(request: web.Request) -> web.StreamResponse:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.05)
+        under_way -= 1
+        return web.json_response({})
+
+    setting.routes.routes |= {
+        "GET /roost/engine": answer(200, ARENA_FACTS | {"plugin": plugin}), "POST /v1/load_lora_adapter": load,
+    }  # fmt: skip
+    assert (await setting.backend.limits()).calls_at_once == at_once
+    revision = msgspec.structs.replace(setting.revision, segment="roost-x", offset=4160)
+    await asyncio.gather(*(setting.backend.install(revision, 5) for _ in range(4)))
+    assert most == min(4, at_once)
+
+
+async def test_folders_are_written_for_one_load_at_a_time_even_where_many_were_under_way(setting: Setting) -> None:
+    loads = Loads(out_of_reach=True)
+    facts = answer(200, ARENA_FACTS | {"plugin": 3})
+    setting.routes.routes |= {"GET /roost/engine": facts, "POST /v1/load_lora_adapter": loads}
+    revision = msgspec.structs.replace(setting.revision, segment="roost-x", offset=4160)
+    await asyncio.gather(*(setting.backend.install(revision, 5) for _ in range(3)))
+    assert loads.paths[3:] == [str(setting.folder)] * 3
