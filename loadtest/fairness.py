@@ -1,11 +1,9 @@
 """One tenant floods a fleet with policies that nobody has asked for before, simulated: what do the others see of it?
 
 Ordinary tenants, the victim among them, ask at half of the rate that the engines can compute, for policies that fit
-their share of the slots. The same arrivals come three times: beside nothing; beside a crowd, well-behaved neighbours
-whose loaded policies keep every other slot computing; and beside the flood, new policies at twice the rate at which
-they can be loaded. An engine that computes for all its slots is slower for each of them, whoever asks: so the flood is
-compared with the crowd (``victim_p95_over_alone``: of tenants that flood, there is none), and what both make slower
-than an idle fleet is told beside it.
+their share of the slots. The same arrivals come three times: beside nobody (``alone``); beside the flood, new policies
+at twice the rate at which they can be loaded; and, to compare with, beside a crowd, well-behaved neighbours whose
+loaded policies keep every other slot computing.
 """
 
 from __future__ import annotations
@@ -73,12 +71,12 @@ def run(
         for kind, found in runs.items():
             found.append(simulate(lambda: beside(kind, constants, FLEET, seed + place, seconds)))  # noqa: B023
     every = [one for found in runs.values() for one in found]
-    alone, flooded, idle = runs[Neighbours.CROWD], runs[Neighbours.FLOOD], runs[Neighbours.NOBODY]
+    alone, crowd, flooded = (runs[kind] for kind in Neighbours)
     summary = {
         "victim_p95_over_alone": _ratio(flooded, alone, Neighbourhood.p95_s),
         "victim_first_token_p95_over_alone": _ratio(flooded, alone, Neighbourhood.first_token_p95_s),
-        "victim_p95_over_idle_fleet": _ratio(flooded, idle, Neighbourhood.p95_s),
-        "crowd_p95_over_idle_fleet": _ratio(alone, idle, Neighbourhood.p95_s),
+        "victim_p95_over_crowd": _ratio(flooded, crowd, Neighbourhood.p95_s),
+        "crowd_p95_over_alone": _ratio(crowd, alone, Neighbourhood.p95_s),
         "victim_requests": sum(len(one.victims) for one in flooded),
         "errors": sum(result.status != 200 or result.wrong for one in every for result in one.victims),
         "leaks": sum(len(one.leaks) for one in every),

@@ -40,7 +40,10 @@ TENANTS = 8
 OURS = Shape(
     nodes=NODES, slots=SLOTS, arena=ARENA, settings={"loads_queued": 96, "loads_queued_per_tenant": 72}
 )  # fmt: skip
-STICKY = Shape(nodes=NODES, slots=SLOTS, arena=ARENA, settings={"loads_in_flight": 1})
+# what is ours of admission does not slow it down
+STICKY = Shape(
+    nodes=NODES, slots=SLOTS, arena=ARENA, settings={"loads_in_flight": 1, "tenant_loads_per_s": 1e6}
+)  # fmt: skip
 _MOST_LOADS, _PAUSE_S = 2, 1.0
 # until leases that were lost on the way would have ended, and books been compared
 _SETTLE_S = 40.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from .admission import Load, LoadQueue, Stage
+from .pace import Pace
 from .promises import Promises
 from .slots import LoadKey
 
@@ -25,11 +26,12 @@ def demands(queue: LoadQueue, promises: Promises) -> dict[str, float]:
 class Estimates:
     """Makes promises of what the queue's length and its drain rate say, and looks what became of them."""
 
-    def __init__(self, queue: LoadQueue, promises: Promises, counts: Counter[str]) -> None:
+    def __init__(self, queue: LoadQueue, promises: Promises, pace: Pace, counts: Counter[str]) -> None:
         """``counts`` gets what became of the estimates: of those who came back, how many were within a factor of two
         of the truth."""
         self._queue = queue
         self._promises = promises
+        self._pace = pace
         self._counts = counts
 
     def come_back_s(self, tenant: str, key: LoadKey, now: float, *, order: int = 0) -> float:
@@ -45,7 +47,7 @@ class Estimates:
             return promise.due - now
         else:
             before = self._promises.late(tenant)
-        expected_s = self._drains_in_s(tenant, before + self._queue.turns.of(tenant) + 1.0, now)
+        expected_s = self._drains_in_s(key[0], tenant, before + self._queue.turns.of(tenant) + 1.0, now)
         after_s = max(_MIN_RETRY_S, _EARLY * expected_s)
         self._promises.make(tenant, key, order or self._queue.next_order(), now, after_s)
         return after_s
@@ -56,7 +58,7 @@ class Estimates:
         if load.stage is not Stage.WAITING:
             return max(_MIN_RETRY_S, load.started + load_s - now)
         before = sum(other < load for other in self._queue.turns.items(load.tenant))
-        return self._drains_in_s(load.tenant, before + 1.0, now) + load_s
+        return self._drains_in_s(load.base, load.tenant, before + 1.0, now) + load_s
 
     def started(self, load: Load, now: float) -> None:
         """The turn of ``load`` has come."""
@@ -74,7 +76,8 @@ class Estimates:
         """Forget promises that nobody came back for."""
         self._counts["retry_after_unclaimed"] += self._promises.expire(now)
 
-    def _drains_in_s(self, tenant: str, own: float, now: float) -> float:
+    def _drains_in_s(self, base: str, tenant: str, own: float, now: float) -> float:
         """Seconds until ``own`` loads of ``tenant`` will have left the queue, and others by then: it goes in rounds."""
         others = (count for name, count in demands(self._queue, self._promises).items() if name != tenant)
-        return self._queue.drains_in_s(own + sum(min(count, own) for count in others), now)
+        drains_in_s = self._queue.drains_in_s(own + sum(min(count, own) for count in others), now)
+        return max(drains_in_s, own * self._pace.interval_s(base, tenant, now))

@@ -12,6 +12,7 @@ from .effects import CancelFetch, ClearExtent, StartFetch
 from .estimates import Estimates
 from .events import Asked
 from .gate import Gate
+from .pace import Pace
 from .promises import Promises
 from .seats import Seats
 from .slots import Engine, Slot, SlotState
@@ -29,8 +30,9 @@ class Loads:
         self._waiters = waiters
         self._seats = Seats(state)
         self._promises = Promises()
+        self._pace = Pace(state, self._promises)
         self._gate = Gate(state.settings, state.queue, self._promises)
-        self.estimates = Estimates(state.queue, self._promises, state.counts)
+        self.estimates = Estimates(state.queue, self._promises, self._pace, state.counts)
         # an overdue load needs arena room: nothing whose turn is later takes any meanwhile
         self._arena_claimed = False
 
@@ -45,7 +47,7 @@ class Loads:
             self._join(asked, load, now)
             return
         closed = self._gate.closed(request.tenant, key, now)
-        if closed and not (self._queue.has_permit and self._seats.any_room(request.base, None, now)):
+        if closed and not self._may_start_at_once(request.base, request.tenant, now):
             retry_after_s = self.estimates.come_back_s(request.tenant, key, now)
             self._refuse_bound(asked, closed, retry_after_s)
             return
@@ -59,6 +61,10 @@ class Loads:
         elif (other := self._gate.too_many()) is not None:
             message = f"the queue of node {self._node} is full, and other tenants have less than their share of it"
             self._turn_away(other, message, now)
+
+    def _may_start_at_once(self, base: str, tenant: str, now: float) -> bool:
+        room = self._queue.has_permit and self._seats.any_room(base, None, now)
+        return room and not self._pace.holds(base, tenant, now)
 
     def restore(self, engine: Engine, adapter: str, digest: str, size: int, rank: int, now: float) -> None:
         """Bring an adapter back that ``engine`` lost when it died, if a slot is free and nobody else needs it."""
@@ -97,9 +103,10 @@ class Loads:
         if not self._queue.may_start:
             return
         self._arena_claimed = False
-        # bases without a slot for anybody, and for a tenant
+        # bases without a slot for anybody, and for a tenant; and tenants that have to wait for the sake of others
         full: set[str] = set()
         full_for: set[tuple[str, str]] = set()
+        held: set[tuple[str, str]] = set()
         for load in self._queue.order():
             if load.stage is not Stage.WAITING or self._queue.get(load.key) is not load:
                 # starting another one ended it
@@ -108,6 +115,8 @@ class Loads:
                 # its bytes come once more, when nobody writes what the fetch was to bring that was told to stop
                 continue
             place = load.base, load.tenant
+            if self._is_held(load, held, now):
+                continue
             hopeless = (load.base in full or place in full_for) and not self._seats.claims(load)
             engine = None if hopeless else self._seats.pick(load, now)
             if engine is None:
@@ -123,8 +132,17 @@ class Loads:
             if not self._queue.may_start:
                 return
 
+    def _is_held(self, load: Load, held: set[tuple[str, str]], now: float) -> bool:
+        """Whether ``load`` has to wait for the sake of others; ``held`` gets its base and tenant then."""
+        place = load.base, load.tenant
+        if place not in held and not load.background and self._pace.holds(*place, now):
+            held.add(place)
+        return place in held and not load.background
+
     def _start(self, load: Load, engine: Engine, now: float) -> None:
         resident = self._state.cache.resident(load.digest)
+        if not load.background:
+            self._pace.started(load.base, load.tenant, now)
         self._queue.start(load, now, resident=resident)
         self.estimates.started(load, now)
         self._state.changes.loads = True

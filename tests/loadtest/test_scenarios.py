@@ -14,6 +14,7 @@ from gateway.leases import LeaseDesk
 from loadtest import chaos, fairness, two_nodes, wave
 from loadtest.catalog.filled import fill
 from loadtest.simulate.clock import simulate
+from loadtest.simulate.constants import read_constants
 from loadtest.simulate.registrar import RegistrarProcess
 from loadtest.simulate.world import Shape
 from tests.loadtest.simulate.support import forget_releases, quick
@@ -49,6 +50,16 @@ def test_a_wave_loads_each_policy_once_and_spreads_them(tmp_path: Path) -> None:
     assert found.leaks == []
     assert found.fetched_bytes <= 1.05 * found.distinct_bytes
     assert found.busiest_over_mean() < 1.5
+
+
+def test_a_flood_slows_the_victim_by_less_than_the_bar() -> None:
+    constants, _ = read_constants()
+    alone, flooded = (
+        simulate(lambda: fairness.beside(kind, constants, fairness.FLEET, 1, 10.0))  # noqa: B023
+        for kind in (fairness.Neighbours.NOBODY, fairness.Neighbours.FLOOD)
+    )
+    assert flooded.p95_s() <= 1.3 * alone.p95_s()
+    assert all(one.status == 200 and not one.wrong for one in flooded.victims)
 
 
 @pytest.mark.parametrize("kind", list(fairness.Neighbours))

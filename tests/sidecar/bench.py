@@ -85,8 +85,9 @@ def settings(engine_count: int = 1, **changes: object) -> SidecarSettings:
         "loads_in_flight": 2,
     }
     values.update(changes)
-    # a limit that adapts has tests of its own
+    # a limit that adapts has tests of its own, and so has a tenant's pace
     values.setdefault("loads_in_flight_min", values["loads_in_flight"])
+    values.setdefault("tenant_loads_per_s", 1e6)
     return SidecarSettings(**values)  # type: ignore[arg-type]
 
 
