@@ -136,7 +136,8 @@ class LeaseDesk:
         raise _refusal(answer, node)
 
     def holding(self, node: str) -> Holding:
-        """All that is held of ``node`` and asked of it, for its books."""
+        """All that is held of ``node`` and asked of it, for its books. What was given back is told first."""
+        self._flush_of(node)
         book, now = self._books.get(node) or _Book(), self._loop.time()
         held = tuple(
             HeldLease(lease.number, lease.engine, lease.held_for, max(0.0, lease.until - now) + _SLACK_S)
@@ -160,10 +161,8 @@ class LeaseDesk:
     def flush(self) -> None:
         """Send the releases that were collected; what a node that is away doesn't get is tried again."""
         self._flush_timer = None
-        returned, self._returned = self._returned, {}
-        for node, numbers in returned.items():
-            if not self._send(node, numbers, "") and len(numbers) < _MOST_OWED:
-                self._returned[node] = numbers
+        for node in list(self._returned):
+            self._flush_of(node)
         if self._returned:
             self._flush_timer = self._loop.call_later(_RETRY_S, self.flush)
 
@@ -172,6 +171,11 @@ class LeaseDesk:
         self.flush()
         if self._flush_timer is not None:
             self._flush_timer.cancel()
+
+    def _flush_of(self, node: str) -> None:
+        numbers = self._returned.pop(node, None)
+        if numbers and not self._send(node, numbers, "") and len(numbers) < _MOST_OWED:
+            self._returned[node] = numbers
 
     def _send(self, node: str, numbers: list[int], failed_engine: str) -> bool:
         release = Release(

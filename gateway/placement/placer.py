@@ -161,18 +161,19 @@ class Placer:
 
     def _for_a_load(self, fitting: Sequence[Node], demand: Demand, adapter: str) -> Node:
         """Where a revision that serves nowhere is to be loaded: where it is on its way, else where its bytes are, else
-        on the first node in order that hasn't its share already.
+        on the first node in order that hasn't its share already. Where it failed lately only if it did everywhere.
         """
-        deployed = demand.base, demand.fingerprint
+        deployed, digest = (demand.base, demand.fingerprint), demand.digest
         for node in fitting:
             if adapter in node.asked:
                 return node
-        present = [node for node in fitting if node.resident.get(demand.digest) in _PRESENT]
-        for has_bytes, nodes in ((True, present), (False, fitting)):
+        hopeful = [node for node in fitting if node.resident.get(digest) is not Residency.FAILED] or fitting
+        present = [node for node in hopeful if node.resident.get(digest) in _PRESENT]
+        for has_bytes, nodes in ((True, present), (False, hopeful)):
             for node in nodes:
                 if not self._bounds.full(node, deployed, has_bytes=has_bytes):
                     return node
-        return min(fitting, key=lambda node: self._bounds.crowding(node, deployed))
+        return min(hopeful, key=lambda node: self._bounds.crowding(node, deployed))
 
 
 def _first(nodes: Iterable[Node], demand: Demand, excluded: Collection[str], count: int) -> list[Node]:

@@ -162,3 +162,17 @@ async def test_what_a_node_that_is_away_does_not_get_is_sent_again() -> None:
     assert peer.released == []
     peer.present = True
     await until(lambda: peer.released == [1, 2])
+
+
+async def test_what_was_given_back_is_told_before_what_is_held() -> None:
+    peer, node = Peer(), NodeTable(["a"])["a"]
+    peer.answer = granted
+    desk = desk_with(peer)
+    given, kept = [await desk.acquire(node, demand(), size=10, timeout_s=1.0, use_s=1000.0) for _ in range(2)]
+    given.release()
+    assert not peer.released, "it is gathered with others"
+    holding = desk.holding("a")
+    assert peer.released == [given.number]
+    assert [held.lease for held in holding.leases] == [kept.number]
+    desk.close()
+    assert peer.released == [given.number], "and told once"

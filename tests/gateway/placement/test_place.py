@@ -115,6 +115,19 @@ def _called(name: str, state: NodeReport) -> NodeReport:
     return report(name, *state.engines, resident=state.resident)
 
 
+def test_a_load_goes_where_the_revision_did_not_fail_unless_it_failed_everywhere() -> None:
+    names = ["n0", "n1", "n2"]
+    first = Placer(table(*(report(name) for name in names))).place(demand()).name
+
+    def placed(failed: list[str]) -> str:
+        resident = {demand().digest: Residency.FAILED}
+        reports = (report(name, resident=resident if name in failed else {}) for name in names)
+        return Placer(table(*reports)).place(demand()).name
+
+    assert placed([first]) != first
+    assert placed(names) == first
+
+
 def test_a_node_that_just_failed_is_left_out_unless_it_is_the_only_one() -> None:
     first = chosen(demand(), report("a"), report("b"))
     other = {"a": "b", "b": "a"}[first]
