@@ -147,7 +147,7 @@ def _batches(experts: torch.Tensor, slots: torch.Tensor) -> Iterator[Batch]:
     exponents = torch.log2(sizes.double()).ceil().long()
     for exponent in sorted(set(exponents.tolist())):
         places = torch.arange(1 << exponent)
-        for alike in torch.nonzero(exponents == exponent).flatten().split(max(1, _MOST_ROWS >> exponent)):
+        for alike in torch.split(torch.nonzero(exponents == exponent).flatten(), max(1, _MOST_ROWS >> exponent)):
             first, last = begins[alike], sizes[alike, None] - 1
             rows = adapted[first[:, None] + torch.minimum(places, last)]
             yield Batch(experts[first], slots[first], rows, places <= last if exponent else None)

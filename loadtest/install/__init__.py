@@ -1,10 +1,12 @@
 """What it costs to have an adapter of every expert in a running engine: ours beside stock vLLM's, in the same engine.
 
-Loads go through the driver and the server's HTTP (``server``), and as calls of the worker in the engine's process
-(``inside``), where slots and tokens are compared too. The figures without a word in front are the server's on a CPU and
-the worker's on a GPU; the others have ``worker_`` or ``server_`` in front. ``live_`` is through the server while a
-stream of the base runs, whose longest gap is told in its usual intervals; such a load takes about two of the stream's
-steps, one until the engine comes to the call, and one until it looks whether the transfer is over.
+Loads go through the driver and the server's HTTP (``server``), and as calls of a worker in the same engine
+(``inside``), where slots are compared too. The figures without a word in front are the server's on a CPU and the
+worker's on a GPU; the others have ``worker_`` or ``server_`` in front. ``live_`` is through the server while a
+stream of the base runs, whose longest gap is told in its usual intervals; such a load waits for the step that runs, and
+on a GPU for one more, until the engine looks whether the transfer is over.
+
+A stock engine loads one after another: one round of 16 loads gives the figures of its first 1, 4 and 8 as well.
 """
 
 from __future__ import annotations
@@ -25,16 +27,19 @@ from backends.interface import EngineSettings
 from backends.vllm.command import command_for, device_of
 from loadtest.report import environment, write_report
 
-from .adapters import Adapters
+from .adapters import Adapter, Adapters
 from .bases import SLOTS, Base, base_for, slot_rank
 from .figures import named
-from .jobs import Job, Measure, Measured, Served
+from .jobs import Answered, Grid, Job, Live, Measure, Measured, Served
 from .server import engine_settings, measure
 
 PARTS = ("worker", "server", "ranks")
 _HIGH_RANKS = (16, 32)
 _PROCESS_S = 3600.0
 _STAND_IN = {"weights": "made up by the engine (load format dummy)"}
+_STOCK_ROUNDS = "the first 1, 4 and 8 of a round of 16 loads give the figures of so many"
+# a load of a high rank takes stock vLLM seconds at full size, during which a stream stands still
+_STOCK_BESIDE_HIGH_RANKS = 1
 
 
 def run(
@@ -46,19 +51,21 @@ def run(
     engine: str = "vllm",
     device: str = "auto",
     parts: Collection[str] = PARTS,
+    tokens: bool = True,
     plot: Path | None = None,
 ) -> dict[str, Any]:
     """Measure and write the report; returns the summary. ``small`` takes one round of the stock way.
 
-    ``parts``: any of PARTS; ``worker`` and ``server`` are of rank 1, ``ranks`` is 16 and 32 through both. The report is
-    written after each, so that a later one that fails costs only itself. Raises RuntimeError.
+    ``parts``: any of PARTS; ``worker`` and ``server`` are of rank 1, ``ranks`` is 16 and 32 through both. ``tokens``:
+    answers are compared too, at rank 1, where there is a ``worker`` part. The report is written after each, so that a
+    later one that fails costs only itself. Raises RuntimeError.
     """
     base = base_for(device_of(EngineSettings(name="install", base="", fingerprint="", device=device)))
     report = _Report(file, engine, base, seed)
     with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
         bench = _Bench(Path(scratch), base, seed, small, say, report)
         if {"worker", "server"} & set(parts):
-            bench.measure((1,), parts)
+            bench.measure((1,), parts, tokens=tokens and "worker" in parts)
         if "ranks" in parts:
             bench.measure(_HIGH_RANKS, ("worker", "server"))
     if plot is not None:
@@ -76,29 +83,38 @@ class _Bench(NamedTuple):
     say: Callable[[str], None]
     report: _Report
 
-    def measure(self, ranks: tuple[int, ...], ways: Collection[str]) -> None:
-        """Adapters of all ``ranks`` in one engine, by each of the ways: through a worker, through a server."""
+    def measure(self, ranks: tuple[int, ...], ways: Collection[str], *, tokens: bool = False) -> None:
+        """Adapters of all ``ranks`` in one engine, by each of the ways: through a worker, through the server."""
         with ExitStack() as made:
             measures = []
             for rank in ranks:
                 self.say(f"Making adapters of rank {rank}")
                 adapters = made.enter_context(Adapters(self.root, self.base.shape, rank, SLOTS, self.seed))
-                measures.append(self._wanted(rank, adapters))
-            if "worker" in ways:
-                self.say("Through a worker")
-                self.report.add_measured(_in_a_process(self.root, self.base, measures, self.seed))
-            if "server" in ways:
-                self.say("Through a server")
-                served = [
-                    msgspec.structs.replace(one, grid=_served_grid(one.rank, self.base.device, self.small))
-                    for one in measures
-                ]
-                self.report.add_served(asyncio.run(measure(self.root, self.base, served)))
+                measures.append(self._wanted(adapters.named(SLOTS), rank, ways))
+            self.say("Loads into a running engine")
+            asyncio.run(measure(self.root, self.base, measures, self._found))
+            if tokens:
+                self.say("Answers")
+                self.report.add_answers(_answers(self.root, self.base, measures[0], self.seed))
 
-    def _wanted(self, rank: int, adapters: Adapters) -> Measure:
+    def _found(self, found: Measured | Served) -> None:
+        self.say(f"Rank {found.rank}: {'through a worker' if isinstance(found, Measured) else 'through the server'}")
+        self.report.add(found)
+
+    def _wanted(self, adapters: list[tuple[str, Adapter]], rank: int, ways: Collection[str]) -> Measure:
+        on_gpu = self.base.device == "cuda"
+        # what a server adds to an install is much the same for all
+        worth = rank == 1 and (not on_gpu or not self.small)
+        few = Grid({1: 10, SLOTS: 3} if rank == 1 else {}, 0)
+        full = Grid({1: 10, 4: 3, 8: 3, 16: 3}, 1 if self.small else 3)
+        stock_n = _STOCK_BESIDE_HIGH_RANKS if on_gpu and rank > 1 else SLOTS
+        live = Live(3 if self.small else 5, 1 if self.small else 3, stock_n)
         return Measure(
-            rank, adapters.named(SLOTS), _grid(rank, self.small), live=(5, 1 if self.small else 3), tokens=rank == 1
-        )
+            rank, adapters,
+            worker=full if "worker" in ways else None,
+            server=(full if worth else few) if "server" in ways else None,
+            live=live if "server" in ways else None,
+        )  # fmt: skip
 
 
 class _Report:
@@ -107,27 +123,29 @@ class _Report:
         self._samples: dict[str, Any] = {}
         self._file = file
         self._plain = "worker" if base.device == "cuda" else "server"
+        high = _STOCK_BESIDE_HIGH_RANKS if base.device == "cuda" else SLOTS
         self._environment = environment(seed=seed, engine=engine, stand_in=_STAND_IN) | {
-            "base": base.name, "device": base.device, "measured_through": self._plain,
+            "base": base.name, "device": base.device, "measured_through": self._plain, "stock_rounds": _STOCK_ROUNDS,
+            "stock_loads_beside_a_stream": {"rank 1": SLOTS, "higher": high},
         }  # fmt: skip
 
-    def add_measured(self, measures: list[Measured]) -> None:
-        for one in measures:
+    def add(self, one: Measured | Served) -> None:
+        if isinstance(one, Measured):
             self._environment["accelerator"] = one.accelerator or None
             self._add("worker", one.rank, one.rounds.figures())
-            equal = {"slots_equal": one.slots_equal, "floor_ms": one.floor_ms}
-            if one.tokens_equal is not None:
-                equal |= {"tokens_equal": one.tokens_equal}
-            self.summary |= named(equal, one.rank)
-            self._samples[f"worker_rank{one.rank}"] = msgspec.to_builtins(one, str_keys=True)
-        self._write()
-
-    def add_served(self, measures: list[Served]) -> None:
-        for one in measures:
+            self.summary |= named({"slots_equal": one.slots_equal, "floor_ms": one.floor_ms}, one.rank)
+        else:
             self._add("server", one.rank, one.rounds.figures())
             self.summary |= named(one.gaps.figures(), one.rank)
             self.summary |= named(one.live.figures(), one.rank, "live")
-            self._samples[f"server_rank{one.rank}"] = msgspec.to_builtins(one, str_keys=True)
+        through = "worker" if isinstance(one, Measured) else "server"
+        self._samples[f"{through}_rank{one.rank}"] = msgspec.to_builtins(one, str_keys=True)
+        self._write()
+
+    def add_answers(self, answered: Answered) -> None:
+        if answered.tokens_equal is not None:
+            self.summary["tokens_equal"] = answered.tokens_equal
+        self._samples["answers"] = msgspec.to_builtins(answered)
         self._write()
 
     def _add(self, through: str, rank: int, figures: dict[str, float]) -> None:
@@ -138,28 +156,12 @@ class _Report:
         write_report(self._file, self._environment, self._samples, self.summary)
 
 
-def _grid(rank: int, small: bool) -> dict[int, tuple[int, int]]:
-    rounds = 1 if small else 5 if rank == 1 else 3
-    return {1: (10, rounds), 4: (3, rounds), 8: (3, rounds), 16: (3, rounds)}
-
-
-def _served_grid(rank: int, device: str, small: bool) -> dict[int, tuple[int, int]]:
-    """What a server adds to an install is much the same for all: a small run takes no more than a few where the
-    report's figures are the worker's.
-    """
-    grid = _grid(rank, small)
-    if not small or (rank == 1 and device == "cpu"):
-        return grid
-    return {n: rounds for n, rounds in grid.items() if rank == 1 and n in (1, SLOTS)}
-
-
-def _in_a_process(root: Path, base: Base, measures: list[Measure], seed: int) -> list[Measured]:
+def _answers(root: Path, base: Base, measure: Measure, seed: int) -> Answered:
     """``inside.run`` in a process with an engine's environment. Raises RuntimeError with the end of its output."""
-    rank = max(one.rank for one in measures)
     model = base.write(root / base.name)
-    job, out = root / "job.json", root / "measured.json"
-    job.write_bytes(msgspec.json.encode(Job(str(model), base.device, slot_rank(rank), seed, measures)))
-    command = command_for(engine_settings(base, rank, model))
+    job, out = root / "job.json", root / "answered.json"
+    job.write_bytes(msgspec.json.encode(Job(str(model), base.device, slot_rank(measure.rank), seed, measure.adapters)))
+    command = command_for(engine_settings(base, measure.rank, model))
     changes = {**command.env, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     environment = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
     argv = [sys.executable, "-m", "loadtest.install.inside", str(job), str(out)]
@@ -171,4 +173,4 @@ def _in_a_process(root: Path, base: Base, measures: list[Measure], seed: int) ->
         raise RuntimeError(f"the engine's process did not end within {_PROCESS_S:g} s") from error
     if done.returncode:
         raise RuntimeError(f"the engine's process ended with {done.returncode}:\n{done.stdout[-6000:]}")
-    return msgspec.json.decode(out.read_bytes(), type=list[Measured])
+    return msgspec.json.decode(out.read_bytes(), type=Answered)

@@ -16,11 +16,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--part", choices=PARTS, action="append", help="what to measure (default: all)")
+    parser.add_argument("--no-tokens", action="store_true", help="compare no answers, which takes an engine of its own")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
     summary = run(
         given.json, small=not given.full, seed=given.seed, say=lambda text: print(text, flush=True),
-        device=given.device, parts=given.part or PARTS, plot=given.plot,
+        device=given.device, tokens=not given.no_tokens, parts=given.part or PARTS, plot=given.plot,
     )  # fmt: skip
     print(json.dumps(summary, indent=1))
 

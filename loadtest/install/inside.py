@@ -1,7 +1,8 @@
-"""Installs through a worker, in the engine's own process: time, the bits in the slots, and the tokens they answer.
+"""Inside the engine: installs as a worker does them, the bits in the slots, and the tokens that they answer.
 
-Run as a program (``python -m loadtest.install.inside JOB OUT``), since an engine is more than a process should have
-twice. The stock way is vLLM's own ``add_adapter`` from a PEFT folder, in the same engine and in turn with ours.
+``Measuring`` is mixed into the workers of the server under test. Answers are compared in an engine of their own, within
+one process (``python -m loadtest.install.inside JOB OUT``), where a batch is the same each time. The stock way is
+vLLM's own ``add_adapter`` from a PEFT folder, in the same engine and in turn with ours.
 """
 
 from __future__ import annotations
@@ -22,17 +23,27 @@ from backends.vllm.terms import PENDING
 from .adapters import Adapter
 from .bases import CONTEXT, SLOTS
 from .figures import Round, Rounds
-from .jobs import Job, Measure, Measured
+from .jobs import Answered, Grid, Job, Measure, Measured
 
 _PROMPT = list(range(2, 18))
 _TOKENS = 24
 # what neither way may leave in a slot
 _POISON = 7
 _FLOORS = 9
+# adapters whose slots are compared
+_COMPARED = 2
 
 
-def run(job: Job) -> list[Measured]:
-    """Start the engine and measure. The environment must be that of an engine with our plug-in, in one process."""
+class Measuring:
+    """A worker's extension (vLLM's ``--worker-extension-cls``)."""
+
+    def roost_loadtest_measure(self, measure: str) -> str:
+        """See ``jobs.MEASURE``."""
+        return msgspec.json.encode(_Worker(self).measure(msgspec.json.decode(measure, type=Measure))).decode()
+
+
+def run(job: Job) -> Answered:
+    """Start an engine and compare. The environment must be that of an engine with our plug-in, in one process."""
     from vllm import LLM
 
     if job.device == "cuda":
@@ -46,17 +57,10 @@ def run(job: Job) -> list[Measured]:
         max_model_len=CONTEXT, max_num_seqs=SLOTS + 1, enable_lora=True, max_loras=SLOTS, max_cpu_loras=2 * SLOTS,
         max_lora_rank=job.slot_rank, enable_prefix_caching=False, seed=job.seed, **memory,
     )  # fmt: skip
-    found: list[Measured] = []
-    core = engine.llm_engine.engine_core.engine_core
     [problem] = engine.collective_rpc("roost_prepare")
     if problem:
         raise RuntimeError(problem)
-    for measure in job.measures:
-        [measured] = engine.collective_rpc(lambda worker, measure=measure: _Worker(worker).measure(measure))
-        if measure.tokens:
-            _compare_tokens(engine, core, measure, measured)
-        found.append(measured)
-    return found
+    return _compare_tokens(engine, job.adapters)
 
 
 class _Worker:
@@ -79,15 +83,19 @@ class _Worker:
         wait_until_pinned = getattr(self._writer, "wait_until_pinned", None)
         if wait_until_pinned is not None:
             wait_until_pinned()
-        equal = all(self._equal(*one) for one in adapters[:2])
-        rounds = Rounds()
-        for n, (ours, stock) in sorted(measure.grid.items()):
-            for _ in range(max(1, stock)):
-                rounds.ours.append([self._round(self.ours, adapters[:n]) for _ in range(ours)])
-                if stock:
-                    rounds.stock.append(self._round(self.stock, adapters[:n]))
+        equal = all(self._equal(*one) for one in adapters[:_COMPARED])
+        rounds = self._rounds(adapters, measure.worker or Grid({}, 0))
         accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
         return Measured(measure.rank, rounds, self._floor_ms(adapters[0][1]), equal, accelerator=accelerator)
+
+    def _rounds(self, adapters: list[tuple[str, Adapter]], grid: Grid) -> Rounds:
+        rounds = Rounds()
+        for _ in range(max(1, grid.stock)):
+            for n, ours in sorted(grid.ours.items()):
+                rounds.ours.append([self._round(self.ours, adapters[:n]) for _ in range(ours)])
+            if grid.stock:
+                rounds.stock.append(self._round(self.stock, adapters))
+        return rounds
 
     def ours(self, name: str, adapter: Adapter) -> Any:
         """Returns the request once the adapter is in its slot. Raises RuntimeError."""
@@ -170,23 +178,24 @@ class _Worker:
         return round(statistics.median(times), 4)
 
 
-def _compare_tokens(engine: Any, core: Any, measure: Measure, measured: Measured) -> None:
-    """One batch of all adapters, loaded either way, the stock way twice."""
+def _compare_tokens(engine: Any, adapters: list[tuple[str, Adapter]]) -> Answered:
+    """One batch of all adapters, loaded either way; those of the stock way are asked twice."""
     from backends.vllm.core import adapters_of
 
-    def answers(stock: bool) -> list[list[int]]:
-        [requests] = engine.collective_rpc(lambda worker: _load(_Worker(worker), measure.adapters, stock))
+    core = engine.llm_engine.engine_core.engine_core
+
+    def answers(stock: bool, times: int) -> list[list[list[int]]]:
+        [requests] = engine.collective_rpc(lambda worker: _load(_Worker(worker), adapters, stock))
         adapters_of(core).update({one.lora_int_id: one.lora_name for one in requests})
-        told = _generate(engine, requests)
+        told = [_generate(engine, requests) for _ in range(times)]
         for one in requests:
             adapters_of(core).pop(one.lora_int_id)
         engine.collective_rpc(lambda worker: _Worker(worker).remove(requests))
         return told
 
-    stock, ours, again = answers(True), answers(False), answers(True)
-    if stock == again:
-        measured.tokens_equal = ours == stock
-    measured.different_answers = len({tuple(one) for one in stock})
+    stock, again = answers(True, 2)
+    (ours,) = answers(False, 1)
+    return Answered(ours == stock if stock == again else None, len({tuple(one) for one in stock}))
 
 
 def _load(worker: _Worker, adapters: list[tuple[str, Adapter]], stock: bool) -> list[Any]:

@@ -1,7 +1,8 @@
 """Installs through a server and its driver: time, alone and beside a stream of the base, and the stream's longest gaps.
 
-The server has our plug-in. The stock way is the load call of a PEFT folder, which the plug-in hands to vLLM's loader
-after it has seen to it that a slot is free; such loads are sent at once, as a stock server gets them.
+The server has our plug-in, and its workers measure installs by themselves as well (``inside``). The stock way is the
+load call of a PEFT folder, which the plug-in hands to vLLM's loader after it has seen to it that a slot is free; such
+loads are sent at once, as a stock server gets them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+import aiohttp
+import msgspec
+
 from backends.interface import EngineSettings, Health, Installable
 from backends.vllm.client import VllmClient
 from backends.vllm.driver import VllmBackend
@@ -18,11 +22,12 @@ from backends.vllm.driver import VllmBackend
 from .adapters import Adapter
 from .bases import CONTEXT, SLOTS, Base, slot_rank
 from .figures import Gaps, Round, Rounds, intervals_ms
-from .jobs import Measure, Served
+from .jobs import EXTENSION, MEASURE, Grid, Live, Measure, Measured, Served
 from .streaming import TokenStream
 
 _START_S = 600.0
 _LOAD_S = 300.0
+_WORKER_S = 3600.0
 # tokens of the stream before loads are sent, and after the last of them
 _QUIET, _AFTER = 40, 4
 # the first tokens of a stream are slower
@@ -34,16 +39,25 @@ _PINNED_S, _PINNED_RATE = 3.0, 500e6
 Way = Callable[[list[tuple[str, Adapter]]], Awaitable[tuple[list[str], list[float]]]]
 
 
-async def measure(root: Path, base: Base, measures: Sequence[Measure]) -> list[Served]:
-    """Start a server with slots for all of ``measures``, do them, and end it. Raises RuntimeError where it can't."""
-    settings = engine_settings(base, max(one.rank for one in measures), base.write(root / base.name))
+async def measure(
+    root: Path, base: Base, measures: Sequence[Measure], found: Callable[[Measured | Served], None]
+) -> None:
+    """Start a server with slots for all of ``measures``, do them, tell what was ``found``, and end it.
+
+    Raises RuntimeError where it can't.
+    """
+    settings = _measuring(engine_settings(base, max(one.rank for one in measures), base.write(root / base.name)))
     backend = VllmBackend(settings, run_dir=root / "run", log_dir=root)
     await backend.start()
     try:
         await _until_ready(backend)
         client = VllmClient(*backend.address(), backend.token())
         try:
-            return [await _Session(backend, client, base.name, one).measure() for one in measures]
+            for one in measures:
+                if one.worker is not None:
+                    found(await _in_its_worker(backend, one))
+                if one.server is not None or one.live is not None:
+                    found(await _Session(backend, client, base.name, one).measure())
         finally:
             await client.close()
     finally:
@@ -57,26 +71,28 @@ class _Session:
         self._found = Served(measure.rank, Rounds(), Rounds(), Gaps())
 
     async def measure(self) -> Served:
-        adapters, rounds, live = self._wanted.adapters, self._found.rounds, self._found.live
+        adapters, found = self._wanted.adapters, self._found
         async with self._stream() as stream:
             # the first tokens and the first load of each way compile, map, and bring files into memory
             await stream.more(_WARM)
             for way in (self._ours, self._stock):
                 await self._round(way, adapters[:1])
-            pinned = {one.digest: one.extent.length for _, one in adapters}
-            await asyncio.sleep(_PINNED_S + sum(pinned.values()) / _PINNED_RATE)
-        for n, (ours, stock) in sorted(self._wanted.grid.items()):
-            for _ in range(max(1, stock)):
-                rounds.ours.append([await self._round(self._ours, adapters[:n]) for _ in range(ours)])
-                if stock:
-                    rounds.stock.append(await self._round(self._stock, adapters[:n]))
-        ours, stock = self._wanted.live
-        for _ in range(max(1, stock)):
-            gaps = self._found.gaps
-            live.ours.append([await self._live_round(self._ours, adapters, gaps.ours_ms) for _ in range(ours)])
-            if stock:
-                live.stock.append(await self._live_round(self._stock, adapters, gaps.stock_ms))
-        return self._found
+            if self._wanted.worker is None:
+                sizes = {one.digest: one.extent.length for _, one in adapters}
+                await asyncio.sleep(_PINNED_S + sum(sizes.values()) / _PINNED_RATE)
+        grid = self._wanted.server or Grid({}, 0)
+        for _ in range(max(1, grid.stock)):
+            for n, ours in sorted(grid.ours.items()):
+                found.rounds.ours.append([await self._round(self._ours, adapters[:n]) for _ in range(ours)])
+            if grid.stock:
+                found.rounds.stock.append(await self._round(self._stock, adapters))
+        live = self._wanted.live or Live(0, 0, 0)
+        for _ in range(max(1, live.stock)):
+            gaps = found.gaps
+            found.live.ours.append([await self._live(self._ours, adapters, gaps.ours_ms) for _ in range(live.ours)])
+            if live.stock:
+                found.live.stock.append(await self._live(self._stock, adapters[: live.stock_n], gaps.stock_ms))
+        return found
 
     def _stream(self) -> TokenStream:
         host, port = self._backend.address()
@@ -90,7 +106,7 @@ class _Session:
         each = [round(ms, 3) for ms in intervals_ms([begun, *ends])]
         return Round(len(adapters), each, round(ends[-1] - begun, 5))
 
-    async def _live_round(self, way: Way, adapters: list[tuple[str, Adapter]], gaps_ms: list[float]) -> Round:
+    async def _live(self, way: Way, adapters: list[tuple[str, Adapter]], gaps_ms: list[float]) -> Round:
         """Beside a stream, whose longest gap goes to ``gaps_ms``."""
         async with self._stream() as stream:
             await stream.more(_QUIET)
@@ -120,6 +136,28 @@ class _Session:
 
         ends = await asyncio.gather(*(load(*one) for one in named))
         return [f"stock-{tenant}" for tenant, _ in named], sorted(ends)
+
+
+def _measuring(settings: EngineSettings) -> EngineSettings:
+    extension = ("--worker-extension-cls", EXTENSION)
+    return msgspec.structs.replace(
+        settings, extra_args=settings.extra_args + extension, env={**settings.env, "VLLM_SERVER_DEV_MODE": "1"}
+    )
+
+
+async def _in_its_worker(backend: VllmBackend, measure: Measure) -> Measured:
+    """The engine does nothing else meanwhile. Raises RuntimeError."""
+    host, port = backend.address()
+    body = {"method": MEASURE, "args": [msgspec.json.encode(measure).decode()]}
+    headers = {"Authorization": f"Bearer {backend.token()}"}
+    async with (
+        aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=_WORKER_S)) as session,
+        session.post(f"http://{host}:{port}/collective_rpc", json=body) as answer,
+    ):
+        if answer.status != 200:
+            raise RuntimeError(f"the worker did not measure: {answer.status}: {(await answer.text())[:2000]}")
+        (measured,) = (await answer.json())["results"]
+        return msgspec.json.decode(measured, type=Measured)
 
 
 def engine_settings(base: Base, rank: int, folder: Path) -> EngineSettings:
