@@ -136,7 +136,7 @@ class LoadQueue:
 
     @property
     def limit(self) -> int:
-        """How many may be in flight now."""
+        """How many may be in flight now, beside those that wait for an engine's pace."""
         return self._limit.value
 
     @property

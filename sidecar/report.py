@@ -119,7 +119,7 @@ def _figures(state: NodeState) -> _Figures:
         "arena_used": state.cache.used,
         "loads_in_flight": queue.in_flight,
         "loads_queued": queue.queued,
-        "loads_limit": queue.limit,
+        "loads_limit": queue.limit + queue.hands,
         "load_s": queue.times.load_s,
         "load_rate": queue.drain_rate,
         "draining": state.cordoned,

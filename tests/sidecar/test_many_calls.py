@@ -6,6 +6,7 @@ import msgspec
 
 from sidecar.effects import AnyEffect, EngineCall, ReadInstalled, StartInstall, StartRemove
 from sidecar.events import EngineUp, InstallDone, RemoveDone
+from sidecar.report import full_report
 from wire.outcomes import Outcome
 
 from .bench import Bench, Removal, digest, limits, name
@@ -67,6 +68,10 @@ def test_an_engine_gets_as_many_loads_as_it_takes_and_the_next_when_one_ends() -
         bench.end(number)
         bench.fetch_all()
     assert all(bench.granted(ask) for ask in asks)
+
+
+def test_reports_tell_how_many_may_run_at_once() -> None:
+    assert full_report(Pacing().machine.state, epoch=1, number=1).loads_limit == 2 + AT_ONCE
 
 
 def test_a_step_that_is_waited_for_is_no_reason_to_load_less_at_once() -> None:
