@@ -1,4 +1,4 @@
-"""Engine calls: as many at a time as the engine takes, each numbered and holding its extent until it has truly ended."""
+"""Engine calls: as many at a time as an engine takes, each numbered, holding its extent until it has truly ended."""
 
 from __future__ import annotations
 
