@@ -51,13 +51,13 @@ def skip_the_base(stock: Kernel) -> Kernel:
         *rest: int | float | bool,
         **named: int | float | bool,
     ) -> None:
-        adapted = lora_indices_tensor >= 0
-        if adapted.all():
+        (adapted,) = torch.nonzero(lora_indices_tensor >= 0, as_tuple=True)
+        if adapted.numel() == lora_indices_tensor.numel():
             stock(inputs, lora_b_weights, output_tensor, lora_indices_tensor, *rest, **named)
-        elif adapted.any():
-            outputs = output_tensor[adapted]
-            stock(inputs[adapted], lora_b_weights, outputs, lora_indices_tensor[adapted], *rest, **named)
-            output_tensor[adapted] = outputs
+        elif adapted.numel():
+            given, outputs, indices = (x.index_select(0, adapted) for x in (inputs, output_tensor, lora_indices_tensor))
+            stock(given, lora_b_weights, outputs, indices, *rest, **named)
+            output_tensor.index_copy_(0, adapted, outputs)
 
     return kernel
 

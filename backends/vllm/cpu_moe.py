@@ -47,13 +47,14 @@ def select_backend(moe_config: Any) -> Any:
 
 
 class Batch(NamedTuple):
-    """Groups, each the rows of one expert and one slot, that are multiplied in one call.
+    """Groups, each the rows of one slot and one expert, that are multiplied in one call.
 
-    ``experts`` and ``slots`` have an entry a group, ``rows`` (groups, width) are places in the sorted assignments;
-    where a group has fewer, its last row stands there again, and ``real`` says which are meant (None: all).
+    ``pairs`` and ``slots`` have an entry a group, ``pairs`` counting a slot's experts one after another. ``rows``
+    (groups, width) are places in the sorted assignments; where a group has fewer, its last row stands there again, and
+    ``real`` says which are meant (None: all).
     """
 
-    experts: torch.Tensor
+    pairs: torch.Tensor
     slots: torch.Tensor
     rows: torch.Tensor
     real: torch.Tensor | None
@@ -89,7 +90,7 @@ class TorchExperts(LoRAExpertsMixin, CPUUnquantizedExperts):  # type: ignore[mis
     ) -> None:
         tokens, experts, slots, weights = self._assignments(hidden_states, topk_ids, topk_weights, expert_map)
         x = hidden_states[tokens]
-        adapted = list(_batches(experts, slots))
+        adapted = list(_batches(experts, slots, w1.shape[0]))
         gate_up = _each(x, w1, experts)
         inner = gate_up.shape[1] // 2
         context = self._lora_context
@@ -135,13 +136,20 @@ def _slots_of_tokens(context: MoELoRAContext | None, count: int) -> torch.Tensor
     return slots
 
 
-def _batches(experts: torch.Tensor, slots: torch.Tensor) -> Iterator[Batch]:
-    """Runs of equal (expert, slot), those of the base left out, by their sizes' next power of two."""
+def _batches(experts: torch.Tensor, slots: torch.Tensor, count: int) -> Iterator[Batch]:
+    """Runs of equal (slot, expert), those of the base left out, by their sizes' next power of two.
+
+    ``count`` is how many experts there are.
+    """
     (adapted,) = torch.nonzero(slots != _BASE, as_tuple=True)
-    if not adapted.numel():
+    slots = slots[adapted]
+    pairs = slots * count + experts[adapted]
+    if adapted.numel() <= _MOST_ROWS and not torch.any(pairs[1:] == pairs[:-1]):
+        # the usual case while tokens are decoded
+        if adapted.numel():
+            yield Batch(pairs, slots, adapted[:, None], None)
         return
-    experts, slots = experts[adapted], slots[adapted]
-    _, sizes = torch.unique_consecutive(experts * (slots.max() + 1) + slots, return_counts=True)
+    _, sizes = torch.unique_consecutive(pairs, return_counts=True)
     begins = sizes.cumsum(0) - sizes
     # logarithms of numbers below 2**53 are exact enough in float64
     exponents = torch.log2(sizes.double()).ceil().long()
@@ -150,7 +158,7 @@ def _batches(experts: torch.Tensor, slots: torch.Tensor) -> Iterator[Batch]:
         for alike in torch.split(torch.nonzero(exponents == exponent).flatten(), max(1, _MOST_ROWS >> exponent)):
             first, last = begins[alike], sizes[alike, None] - 1
             rows = adapted[first[:, None] + torch.minimum(places, last)]
-            yield Batch(experts[first], slots[first], rows, places <= last if exponent else None)
+            yield Batch(pairs[first], slots[first], rows, places <= last if exponent else None)
 
 
 def _each(x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
@@ -170,10 +178,14 @@ def _add(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bat
     ``a`` is (slots, experts, rank, in), ``b`` (slots, experts, out, rank). What all experts share is held once.
     """
     for batch in batches:
-        first, second = (stack[batch.slots, 0 if stack.shape[1] == 1 else batch.experts].float().mT for stack in (a, b))
-        rows, product = batch.rows, x[batch.rows].float() @ first @ second
-        if batch.real is None:
-            rows, product = rows.flatten(), product.flatten(0, 1)
-        else:
-            rows, product = rows[batch.real], product[batch.real]
+        first, second = (
+            stack.flatten(0, 1).index_select(0, batch.slots if stack.shape[1] == 1 else batch.pairs).float().mT
+            for stack in (a, b)
+        )
+        rows = batch.rows.flatten()
+        given = x.index_select(0, rows).float().view(*batch.rows.shape, -1)
+        product = torch.bmm(torch.bmm(given, first), second).flatten(0, 1)
+        if batch.real is not None:
+            real = batch.real.flatten()
+            rows, product = rows[real], product[real]
         y.index_add_(0, rows, product.to(y.dtype))
