@@ -136,6 +136,31 @@ async def test_an_adapter_outlives_its_extent(stage: Stage, caller: Caller) -> N
     assert await caller.probabilities(there) == expected
 
 
+async def test_adapters_asked_for_at_once_beside_a_stream_are_each_whole(stage: Stage, caller: Caller) -> None:
+    adapters = [stage.put(seed) for seed in (10, 11, 12)]
+    alone = {}
+    for adapter in adapters:
+        alone[adapter.adapter] = await caller.probabilities(await stage.install(adapter))
+        await stage.empty()
+    expected = await caller.stream("tiny-base", 150, asyncio.Event())
+    started = asyncio.Event()
+    stream = asyncio.create_task(caller.stream("tiny-base", 150, started))
+    await started.wait()
+    there = await _at_once(stage, adapters)
+    assert not stream.done()
+    assert len(there) == SLOTS
+    for name in there:
+        assert await caller.probabilities(name) == alone[name]
+    assert await stream == expected
+
+
+async def _at_once(stage: Stage, adapters: list[Installable]) -> set[str]:
+    """Those that found a slot; the others were refused."""
+    results = await asyncio.gather(*(stage.install(one) for one in adapters), return_exceptions=True)
+    assert all(isinstance(result, str | InstallFailed) for result in results), results
+    return {result for result in results if isinstance(result, str)}
+
+
 async def test_what_is_wrong_with_a_path_is_told_and_costs_no_slot(stage: Stage, caller: Caller) -> None:
     good = await stage.install(stage.put(1))
     expected = await caller.probabilities(good)
@@ -260,9 +285,9 @@ async def test_one_slot_takes_one_of_many_at_once(stage: Stage, caller: Caller) 
     there = await stage.install(stage.put(1))
     expected = await caller.probabilities(there)
     adapters = [stage.put(seed) for seed in range(10, 14)]
-    results = await asyncio.gather(*(stage.backend.install(one, 30) for one in adapters), return_exceptions=True)
-    assert [type(result) for result in results] == [type(None)] + [InstallFailed] * 3
-    assert await stage.backend.installed() == {there, adapters[0].adapter}
+    found = await _at_once(stage, adapters)
+    assert len(found) == 1
+    assert await stage.backend.installed() == {there, *found}
     assert await caller.probabilities(there) == expected
 
 
