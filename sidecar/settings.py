@@ -15,8 +15,9 @@ class NodeTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """What an operator may choose of a node. Sizes in bytes, times in seconds.
 
     How many loads are in flight at once follows what they take, between ``loads_in_flight_min`` and
-    ``loads_in_flight``. ``loads_queued`` and, within it, ``loads_queued_per_tenant`` bound those that wait for their
-    turn. While others ask an engine for what it serves, ``tenant_loads_per_s`` of one tenant's start for it.
+    ``loads_in_flight``; where an engine takes loads at its own pace, those that have their bytes are not counted.
+    ``loads_queued`` and, within it, ``loads_queued_per_tenant`` bound those that wait for their turn. While others ask
+    an engine for what it serves, ``tenant_loads_per_s`` of one tenant's start for it.
 
     An adapter keeps its slot for ``min_residency_s`` after it came, while another can go; and a tenant that has no more
     than its share of an engine's slots keeps those that it used within ``slot_share_s``.
