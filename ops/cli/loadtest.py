@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -62,11 +64,9 @@ def calibrate(
     experts: Annotated[int, typer.Option(min=0, help="A layer; 0 makes a dense base.")] = 0,
 ) -> None:
     """Fit the constants of the simulations' engine to a real vLLM, which is started for it."""
-    from loadtest import calibrate
     from loadtest.base_model import BaseSize
 
-    size = BaseSize(layers, experts)
-    _show(calibrate.run(report, small=scale is Scale.SMALL, seed=seed, size=size, say=_say), report)
+    _measure("calibrate", report, scale, seed=seed, size=BaseSize(layers, experts), say=_say)
 
 
 @app.command("catalog")
@@ -74,25 +74,19 @@ def catalog(
     report: Json, scale: ScaleOption = Scale.SMALL, plot: Plot = None, seed: Seed = 1, scratch: Scratch = None
 ) -> None:
     """Look-ups, opens, commits and imports, from a thousand policies to ten million (full: 20 GB of disk)."""
-    from loadtest import catalog
-
-    _show(catalog.run(report, small=scale is Scale.SMALL, seed=seed, plot=plot, scratch=scratch, say=_say), report)
+    _measure("catalog", report, scale, seed=seed, plot=plot, scratch=scratch, say=_say)
 
 
 @app.command("cache")
 def cache(report: Json, scale: ScaleOption = Scale.SMALL, plot: Plot = None, seed: Seed = 1) -> None:
     """Bytes that cache policies let be brought again on replayed traces, beside LRU."""
-    from loadtest import cache
-
-    _show(cache.run(report, small=scale is Scale.SMALL, seed=seed, plot=plot, say=_say), report)
+    _measure("cache", report, scale, seed=seed, plot=plot, say=_say)
 
 
 @app.command("gateway")
 def gateway(report: Json, scale: ScaleOption = Scale.SMALL, seed: Seed = 1) -> None:
     """What the gateway adds to a request, and how many a core carries."""
-    from loadtest import gateway
-
-    _show(gateway.run(report, small=scale is Scale.SMALL, seed=seed), report)
+    _measure("gateway", report, scale, seed=seed)
 
 
 @app.command("install")
@@ -106,38 +100,28 @@ def install(
     part: Annotated[list[InstallPart] | None, typer.Option(help="What to measure.  [default: all]")] = None,
 ) -> None:
     """Adapters of 37,248 tensors into a running engine, beside stock loads: time, the longest gap, and equality."""
-    from loadtest import install
-
     parts = [one.value for one in part or InstallPart]
-    summary = install.run(
-        report, small=scale is Scale.SMALL, seed=seed, say=_say, engine=engine.value, device=device.value,
-        parts=parts, plot=plot,
-    )  # fmt: skip
-    _show(summary, report)
+    _measure(
+        "install", report, scale, seed=seed, say=_say, engine=engine.value, device=device.value, parts=parts, plot=plot
+    )
 
 
 @app.command("lease")
 def lease(report: Json, scale: ScaleOption = Scale.SMALL, seed: Seed = 1) -> None:
     """The round trip of a lease between a gateway's socket and a sidecar."""
-    from loadtest import lease
-
-    _show(lease.run(report, small=scale is Scale.SMALL, seed=seed), report)
+    _measure("lease", report, scale, seed=seed)
 
 
 @app.command("pack")
 def pack(report: Json, scale: ScaleOption = Scale.SMALL, plot: Plot = None, seed: Seed = 1) -> None:
     """Packing an adapter of 37,248 tensors, beside reading it: time, sizes, and whether it comes back bit for bit."""
-    from loadtest import pack
-
-    _show(pack.run(report, small=scale is Scale.SMALL, seed=seed, plot=plot), report)
+    _measure("pack", report, scale, seed=seed, plot=plot)
 
 
 @app.command("placement")
 def placement(report: Json, scale: ScaleOption = Scale.SMALL, seed: Seed = 1) -> None:
     """What a placement costs over 40 and 1,000 nodes, and how many policies a node moves that joins or leaves."""
-    from loadtest import placement
-
-    _show(placement.run(report, small=scale is Scale.SMALL, seed=seed), report)
+    _measure("placement", report, scale, seed=seed)
 
 
 @app.command("burst")
@@ -150,11 +134,10 @@ def burst(
     experts: Annotated[int, typer.Option(min=0, help="A layer of that base; 0 makes it dense.")] = 0,
 ) -> None:
     """64 cold policies at once on a real vLLM, the stock way beside ours, and what a running stream sees of it."""
-    from loadtest import burst
     from loadtest.base_model import BaseSize
 
     size = BaseSize(layers, experts) if layers else None
-    _show(burst.run(report, small=scale is Scale.SMALL, seed=seed, size=size, plot=page, say=_say), report)
+    _measure("burst", report, scale, seed=seed, size=size, plot=page, say=_say)
 
 
 @app.command("scenario")
@@ -175,36 +158,30 @@ def scenario(
     _show(summary, report)
 
 
-@app.command("two-nodes")
-def two_nodes(report: Json, scale: ScaleOption = Scale.SMALL, page: Page = None, seed: Seed = 1) -> None:
-    """Simulated: 2048 policies at concurrency 230 on two nodes of 32 slots, beside a sticky hash."""
-    from loadtest import two_nodes
-
-    _show(two_nodes.run(report, small=scale is Scale.SMALL, seed=seed, plot=page, say=_say), report)
-
-
-@app.command("wave")
-def wave(report: Json, scale: ScaleOption = Scale.SMALL, page: Page = None, seed: Seed = 1) -> None:
-    """Simulated: of a catalog of a million, 2,300 policies asked five times each on 44 nodes of 64 slots."""
-    from loadtest import wave
-
-    _show(wave.run(report, small=scale is Scale.SMALL, seed=seed, plot=page, say=_say), report)
+# name -> what it is, of those that simulate a fleet
+SIMULATED = {
+    "two-nodes": "Simulated: 2048 policies at concurrency 230 on two nodes of 32 slots, beside a sticky hash.",
+    "wave": "Simulated: of a catalog of a million, 2,300 policies asked five times each on 44 nodes of 64 slots.",
+    "fairness": "Simulated: what one tenant's flood of cold policies does to another's requests.",
+    "chaos": "Simulated: an hour (full: a day) in which everything that can die dies, with exact books at the end.",
+}
 
 
-@app.command("fairness")
-def fairness(report: Json, scale: ScaleOption = Scale.SMALL, page: Page = None, seed: Seed = 1) -> None:
-    """Simulated: what one tenant's flood of cold policies does to another's requests."""
-    from loadtest import fairness
+def _simulation(name: str) -> Callable[..., None]:
+    def command(report: Json, scale: ScaleOption = Scale.SMALL, page: Page = None, seed: Seed = 1) -> None:
+        _measure(name.replace("-", "_"), report, scale, seed=seed, plot=page, say=_say)
 
-    _show(fairness.run(report, small=scale is Scale.SMALL, seed=seed, plot=page, say=_say), report)
+    return command
 
 
-@app.command("chaos")
-def chaos(report: Json, scale: ScaleOption = Scale.SMALL, page: Page = None, seed: Seed = 1) -> None:
-    """Simulated: an hour (full: a day) in which everything that can die dies, with exact books at the end."""
-    from loadtest import chaos
+for _name, _help in SIMULATED.items():
+    app.command(_name, help=_help)(_simulation(_name))
 
-    _show(chaos.run(report, small=scale is Scale.SMALL, seed=seed, plot=page, say=_say), report)
+
+def _measure(module: str, report: Path, scale: Scale, **arguments: object) -> None:
+    """Run a benchmark, which is imported for it alone, and show its figures."""
+    run = importlib.import_module(f"loadtest.{module}").run
+    _show(run(report, small=scale is Scale.SMALL, **arguments), report)
 
 
 def _say(text: str) -> None:
