@@ -9,7 +9,7 @@ to what it is made of. ``state`` is what these share.
   measured)
 - loads: ``loads``, ``seats`` (which slot, and who leaves for it), ``prefetch``, ``completions`` (what follows from the
   ends of fetches and calls), ``negative`` (what failed)
-- engines: ``slots``, ``calls`` (one at a time), ``lifecycle`` (they come and go)
+- engines: ``slots``, ``calls`` (as many at a time as one takes), ``lifecycle`` (they come and go)
 - bytes: ``cache`` and ``extents`` (the arena's index), ``copies`` (the disk tier's), ``policies`` (what leaves them)
 - its books: ``audit``; what gateways are told: ``report``; ``timers``
 
