@@ -25,6 +25,16 @@ def test_ratios_are_of_the_rounds_that_stood_beside_each_other() -> None:
     }  # fmt: skip
 
 
+def test_a_stock_round_tells_of_the_smaller_ones() -> None:
+    ours = [[Round(n, [1.0] * n, n / 1e3)] for n in (1, 2, 4)]
+    rounds = Rounds(ours, [Round(4, [100.0, 100.0, 300.0, 500.0], 1.001)])
+    figures = rounds.figures()
+    assert [figures[f"stock_{n}_total_s"] for n in (1, 2, 4)] == [0.1, 0.2, 1.001]
+    assert [figures[f"stock_{n}_p50_ms"] for n in (1, 2)] == [100, 100]
+    assert [figures[f"speedup_{n}"] for n in (1, 2)] == [100, 100]
+    assert "stock_4_total_s" not in Rounds(ours, [Round(2, [100.0, 100.0], 0.2)]).figures()
+
+
 def test_a_way_that_was_not_measured_has_no_figures() -> None:
     rounds = Rounds([[Round(1, [5.0], 0.005)]], [])
     assert rounds.figures() == {"ours_1_p50_ms": 5, "ours_1_p95_ms": 5, "ours_1_total_s": 0.005}
