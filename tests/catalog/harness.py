@@ -15,6 +15,7 @@ from catalog.environment import Environment
 from catalog.layout import Txn
 from catalog.ledger import Ledger
 from catalog.names import parse_reference
+from catalog.replay import check_environment
 from catalog.view import CatalogView, Resolution
 from wire.events import ArtifactFacts
 from wire.outcomes import error_for
@@ -23,6 +24,7 @@ from wire.registrar import AddBase, Committed, PublishRevision, Refusal
 BASE = "tiny"
 BASE_FINGERPRINT = "b" * 64
 TARGETS = ("q", "v")
+POLICY = "acme/support"
 
 
 def facts_of(stored: Stored, *, rank: int = 8) -> ArtifactFacts:
@@ -85,3 +87,18 @@ class Catalog:
 
     def close(self) -> None:
         self.environment.close()
+
+
+def with_revisions(catalog: Catalog, *contents: bytes) -> Catalog:
+    """``catalog`` with a revision of one policy for each of ``contents``."""
+    for content in contents:
+        catalog.publish(POLICY, content)
+    return catalog
+
+
+def is_what_the_journal_makes(catalog: Catalog) -> None:
+    assert check_environment(catalog.environment).differences == ()
+
+
+def live(catalog: Catalog, policy: str = POLICY) -> list[int]:
+    return [record.revision for record in catalog.view.revisions(policy) if not record.retired_ms]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from .admin import ADMIN, publish
 from .mesh import Mesh
 from .revisions import revision_bytes
-from .test_control import ADMIN, publish
 
 POSITION = f"{ADMIN}/catalog/position"
 
