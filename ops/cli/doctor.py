@@ -117,6 +117,22 @@ def check_plugin(_config: RoostConfig, _layout: Layout) -> Finding:
     )
 
 
+def check_attached(config: RoostConfig, _layout: Layout) -> Finding:
+    attached = [engine for engine in config.node.engines if engine.attach]
+    if not attached:
+        return Finding("attached engines", Grade.OK, "none")
+    # a driver is loaded where one is used
+    from .attached import examine
+
+    found = asyncio.run(examine(attached))
+    told = "; ".join(f"{one.told} ({one.remark})" if one.remark else one.told for one in found)
+    if not all(one.usable for one in found):
+        return Finding("attached engines", Grade.FAIL, told, "see node.engines in roost.toml, and the server's own log")
+    if any(one.remark for one in found):
+        return Finding("attached engines", Grade.WARN, told, "install roost beside such a server, and start it again")
+    return Finding("attached engines", Grade.OK, told)
+
+
 def check_gateway_port(config: RoostConfig, layout: Layout) -> Finding:
     host, port = config.gateway.host, config.gateway.port
     state = read_state(layout.state_file)
@@ -227,6 +243,6 @@ def _version(name: str) -> str | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    check_python, check_engine_packages, check_torch, check_plugin, check_gateway_port, check_shared_memory,
-    check_open_files, check_permissions, check_disk, check_store, check_journal,
+    check_python, check_engine_packages, check_torch, check_plugin, check_attached, check_gateway_port,
+    check_shared_memory, check_open_files, check_permissions, check_disk, check_store, check_journal,
 )  # fmt: skip

@@ -8,10 +8,12 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from backends.vllm.terms import ENGINE_ROUTE
 from catalog.artifacts import registrar_store
 from catalog.ledger import Ledger
 from catalog.migrations import open_to_write
@@ -160,6 +162,36 @@ def test_doctor_tries_the_object_store(roost: Roost, tmp_path: Path, s3: ObjectS
     assert found(s3.new_bucket())["grade"] == "ok"
     missing = found("no-such-bucket")
     assert (missing["grade"], "NoSuchBucket" in missing["detail"]) == ("fail", True)
+
+
+def attached(roost: Roost, folder: Path, address: str) -> dict[str, str]:
+    """What doctor finds of a server to be attached to."""
+    (folder / "roost.toml").write_text(f'[[node.engines]]\nbase = "smol"\nattach = "{address}"\n')
+    done = roost("doctor", "--json", cwd=folder)
+    return next(finding for finding in json.loads(done.stdout) if finding["check"] == "attached engines")
+
+
+def test_doctor_asks_the_servers_that_a_node_is_attached_to(roost: Roost, tmp_path: Path) -> None:
+    facts = {"plugin": 1, "slots": 6, "max_rank": 16, "dtype": "bfloat16", "targets": ["q"], "adapters": {}}
+    answers: dict[str, tuple[int, Any]] = {
+        "GET /health": (200, b""),
+        "GET /v1/models": (200, {"data": [{"id": "smol"}]}),
+        "GET /v1/load_lora_adapter": (405, b""),
+        f"GET {ENGINE_ROUTE}": (200, facts | {"arena": True}),
+    }
+    with stub_gateway(answers) as server:
+        address = server.url.removeprefix("http://")
+        well = attached(roost, tmp_path, address)
+        server.answers[f"GET {ENGINE_ROUTE}"] = (200, facts)
+        slow = attached(roost, tmp_path, address)
+        server.answers["GET /v1/models"] = (200, {"data": [{"id": "other"}]})
+        other = attached(roost, tmp_path, address)
+    gone = attached(roost, tmp_path, address)
+    assert (well["grade"], "6 slots of rank 16" in well["detail"]) == ("ok", True)
+    assert (slow["grade"], "folders" in slow["detail"]) == ("warn", True)
+    assert (other["grade"], "serves other, not smol" in other["detail"]) == ("fail", True)
+    assert (gone["grade"], "nobody answers" in gone["detail"]) == ("fail", True)
+    assert all(asked.method == "GET" for asked in server.asked), "it is left as it is"
 
 
 def test_doctor_checks_what_the_folders_mesh_was_started_with(roost: Roost, tmp_path: Path) -> None:
