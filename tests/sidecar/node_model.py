@@ -84,6 +84,7 @@ CONFIG = settings(
     slot_age_bound_s=3.0,
     min_residency_s=1.0,
     negative_max_s=4.0,
+    tenant_loads_per_s=1.0,
 )
 
 
