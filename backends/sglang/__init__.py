@@ -1,1 +1,1 @@
-"""."""
+"""SGLang: the driver and what runs inside the engine's processes."""
