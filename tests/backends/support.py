@@ -14,9 +14,10 @@ from typing import Any, Self
 
 import aiohttp
 
-from backends.interface import EngineSettings, Health, Installable, Removal
-from backends.vllm.client import IDLE_S, VllmClient
-from backends.vllm.driver import VllmBackend
+from backends.engine_client import IDLE_S
+from backends.interface import EngineBackend, EngineSettings, Health, Installable, Removal
+from backends.registry import dialect_of
+from backends.vllm.client import VllmClient
 from catalog.names import adapter_name
 from packer.peft import pack_peft
 from packer.shape import BaseShape
@@ -56,7 +57,7 @@ def tiny_settings(model: Path, **changes: Any) -> EngineSettings:
     return EngineSettings(**(settings | changes))
 
 
-async def until_ready(backend: VllmBackend, seconds: float = 120.0) -> float:
+async def until_ready(backend: EngineBackend, seconds: float = 120.0) -> float:
     """Seconds until READY; fails with the driver's reason where the engine dies."""
     started = time.monotonic()
     while time.monotonic() - started < seconds:
@@ -68,7 +69,7 @@ async def until_ready(backend: VllmBackend, seconds: float = 120.0) -> float:
     raise AssertionError(f"not ready within {seconds:g} s")
 
 
-async def until_dead(backend: VllmBackend, seconds: float = 10.0) -> float:
+async def until_dead(backend: EngineBackend, seconds: float = 10.0) -> float:
     started = time.monotonic()
     while await backend.health() is not Health.DEAD:
         assert time.monotonic() - started < seconds, "still not noticed"
@@ -79,9 +80,10 @@ async def until_dead(backend: VllmBackend, seconds: float = 10.0) -> float:
 class Caller:
     """Sends completions straight to an engine."""
 
-    def __init__(self, backend: VllmBackend, base: Path) -> None:
+    def __init__(self, backend: EngineBackend, base: Path) -> None:
         host, port = backend.address()
         self.url = f"http://{host}:{port}"
+        self._settings = backend.settings
         self._prompt = chat_prompt(base, PROMPT)
         token = backend.token()
         self._session = aiohttp.ClientSession(
@@ -93,8 +95,9 @@ class Caller:
         await self._session.close()
 
     def _body(self, model: str, max_tokens: int, stream: bool) -> dict[str, Any]:
+        called = dialect_of(self._settings.backend).model(self._settings.base, model)
         return {
-            "model": model, "prompt": self._prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream,
+            "model": called, "prompt": self._prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream,
         }  # fmt: skip
 
     async def complete(self, model: str, max_tokens: int = 24, prompt: str = "") -> tuple[int, str]:
@@ -103,6 +106,14 @@ class Caller:
         async with self._session.post(f"{self.url}/v1/completions", json=body) as answer:
             body = await answer.json()
             return answer.status, body["choices"][0]["text"] if answer.status == 200 else json.dumps(body)
+
+    async def cached_tokens(self, model: str, prompt: str) -> int:
+        """How many tokens of ``prompt`` the engine had in its prefix cache."""
+        body = self._body(model, 1, False) | {"prompt": prompt}
+        async with self._session.post(f"{self.url}/v1/completions", json=body) as answer:
+            found = await answer.json()
+            assert answer.status == 200, found
+            return int((found["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
     async def probabilities(self, model: str, prompt: str = "", max_tokens: int = 8) -> Any:
         """What the engine makes of the prompt and its own tokens: all log-probabilities, exactly as it tells them."""
@@ -137,7 +148,7 @@ class EngineStage:
 
     root: Path
     base: Path
-    backend: VllmBackend
+    backend: EngineBackend
 
     def folder(self, seed: int) -> Path:
         """A PEFT folder, made once a seed."""
