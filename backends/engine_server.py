@@ -19,7 +19,7 @@ from catalog.names import check_part
 from packer.shape import BaseShape
 from wire.outcomes import ArtifactUnavailable, EngineFailed, InvalidRequest, StorageFull, Unfit
 
-from .engine_client import EngineClient, Unanswered, Unreachable
+from .engine_client import ArenaOutOfReach, EngineClient, Unanswered, Unreachable
 from .interface import (
     EngineLimits,
     EngineSettings,
@@ -30,6 +30,7 @@ from .interface import (
     InstallUncertain,
 )
 from .process import Command, EngineProcess
+from .vllm.extent_path import extent_of
 from .vllm.folders import AdapterFolders
 from .vllm.pulse import Pulse
 
@@ -68,6 +69,8 @@ class ServedEngine(ABC, Generic[Client]):
         # loads go to the engine one at a time: it would run those that wait together without a step in between
         self._turn = asyncio.Lock()
         self._limits: EngineLimits | None = None
+        # whether loads name extents of the arena
+        self._takes_extents = False
         # what operators should know of it while it is well
         self._remark = ""
         # what the portable path writes for: None where its config.json is not at hand
@@ -186,6 +189,23 @@ class ServedEngine(ABC, Generic[Client]):
     def _warn(self, remark: str) -> None:
         logger.warning("engine %s: %s", self.settings.name, remark)
         self._remark = f"{self._remark}; {remark}" if self._remark else remark
+
+    async def install(self, adapter: Installable, timeout_s: float) -> None:
+        """Have the engine load the adapter. Raises InstallRefused, InstallFailed or InstallUncertain."""
+        deadline = time.monotonic() + timeout_s
+        limits = await self._limits_for_install()
+        if adapter.rank > limits.max_rank:
+            raise InstallRefused(f"rank {adapter.rank} is above this engine's {limits.max_rank}", field="rank")
+        async with self._my_turn(deadline):
+            if self._takes_extents and adapter.segment:
+                try:
+                    await self._load(adapter, str(extent_of(adapter)), deadline)
+                except ArenaOutOfReach as error:
+                    self._takes_extents = False
+                    self._warn(f"it can't read the arena ({error.message}): adapters are written to folders for it")
+                else:
+                    return
+            await self._load_folder(adapter, limits.dtype, deadline)
 
     async def _load_folder(self, adapter: Installable, dtype: str, deadline: float) -> None:
         folder = await self._write(adapter, dtype)

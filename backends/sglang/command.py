@@ -64,6 +64,7 @@ def command_for(settings: EngineSettings) -> Command:
         "--max-loaded-loras", str(_ROOM * (settings.slots + _BASE_SLOTS)),
         "--max-lora-rank", str(settings.max_rank),
         "--lora-target-modules", *TARGETS,
+        "--lora-strict-loading",
         "--skip-server-warmup",
     ]  # fmt: skip
     if settings.max_model_len:

@@ -90,3 +90,50 @@ def _without_pinning(factory: Callable[..., Any]) -> Callable[..., Any]:
         return factory(*args, **kwargs)
 
     return make
+
+
+def compute_experts_in_torch() -> None:
+    """Have experts with adapters computed by ``experts_with_adapters``: SGLang's own are CUDA kernels."""
+    from sglang.srt.lora.layers import FusedMoEWithLoRA
+
+    FusedMoEWithLoRA._forward_with_lora = experts_with_adapters
+
+
+def experts_with_adapters(self: Any, hidden_states: Any, topk_output: Any, lora_info: Any, **_: Any) -> Any:
+    """(tokens, hidden) -> the same, expert by expert and slot by slot, in fp32.
+
+    ``lora_info``'s B already holds the adapter's scale, and gate's rows of A end where the largest rank would.
+    """
+    import torch
+    from torch.nn.functional import silu
+
+    base, config = self.base_layer, self.moe_runner_config
+    if config.activation != "silu" or not config.is_gated or config.gemm1_alpha is not None:
+        raise RuntimeError("the stand-in for experts on CPU knows experts with a SiLU gate alone")
+    ids, weights, slots = topk_output.topk_ids, topk_output.topk_weights.float(), lora_info.token_lora_mapping
+    out = torch.zeros(hidden_states.shape, dtype=torch.float32)
+    for expert in ids.unique().tolist():
+        rows, choice = torch.where(ids == expert)
+        x = hidden_states[rows].float()
+        changed = _changes(lora_info, expert, slots[rows])
+        gate_up = x @ base.w13_weight[expert].float().T
+        for mine, gate_up_a, gate_up_b, _, _ in changed:
+            halves = zip(gate_up_a.chunk(2), gate_up_b.chunk(2), strict=True)
+            gate_up[mine] += torch.cat([(x[mine] @ a.T) @ b.T for a, b in halves], dim=-1)
+        gate, up = gate_up.chunk(2, dim=-1)
+        inner = silu(gate) * up
+        down = inner @ base.w2_weight[expert].float().T
+        for mine, _, _, down_a, down_b in changed:
+            down[mine] += (inner[mine] @ down_a.T) @ down_b.T
+        out.index_add_(0, rows, down * weights[rows, choice, None])
+    return out.to(hidden_states.dtype)
+
+
+def _changes(lora_info: Any, expert: int, slots: Any) -> list[tuple[Any, ...]]:
+    """For each slot among ``slots``: whose rows are its, and its factors for the expert."""
+    factors = (
+        lora_info.gate_up_lora_a_weights, lora_info.gate_up_lora_b_weights,
+        lora_info.down_lora_a_weights, lora_info.down_lora_b_weights,
+    )  # fmt: skip
+    present = [slot for slot in slots.unique().tolist() if slot >= 0]
+    return [(slots == slot, *(factor[slot, expert].float() for factor in factors)) for slot in present]

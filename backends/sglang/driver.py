@@ -15,11 +15,12 @@ from backends.engine_client import EngineFacts
 from backends.engine_server import ASK_TIMEOUT_S, MIN_ASK_S, ServedEngine, base_at, to_the_end
 from backends.interface import EngineLimits, Installable, InstallRefused, Removal
 from backends.process import Command
-from wire.outcomes import EngineFailed
+from packer.revision import RevisionFile
+from wire.outcomes import EngineFailed, InvalidRequest, Unfit
 
 from .client import SglangClient
 from .command import command_for
-from .folder import write_for_sglang
+from .folder import check_fit, write_for_sglang
 from .terms import TARGETS
 
 
@@ -56,6 +57,9 @@ class SglangBackend(ServedEngine[SglangClient]):
 
     def _limits_from(self, facts: EngineFacts | None) -> EngineLimits:
         settings = self.settings
+        self._takes_extents = facts is not None and facts.arena
+        if not self._takes_extents:
+            self._warn("it can't read the arena: adapters are written to folders for it, and load slowly")
         if facts is not None:
             return EngineLimits(
                 slots=facts.slots, max_rank=facts.max_rank, targets=facts.targets, served_base=settings.base,
@@ -69,12 +73,12 @@ class SglangBackend(ServedEngine[SglangClient]):
 
     async def install(self, adapter: Installable, timeout_s: float) -> None:
         """Have the engine load the adapter. Raises InstallRefused, InstallFailed or InstallUncertain."""
-        deadline = time.monotonic() + timeout_s
-        limits = await self._limits_for_install()
-        if adapter.rank > limits.max_rank:
-            raise InstallRefused(f"rank {adapter.rank} is above this engine's {limits.max_rank}", field="rank")
-        async with self._my_turn(deadline):
-            await self._load_folder(adapter, limits.dtype, deadline)
+        await self._limits_for_install()
+        try:
+            check_fit(RevisionFile(adapter.view()), self._base)
+        except (InvalidRequest, Unfit) as error:
+            raise InstallRefused(error.message, field=error.field) from error
+        await super().install(adapter, timeout_s)
 
     async def remove(self, adapter: str, timeout_s: float) -> Removal:
         """Unload an adapter and clear up its folder, without which no server loads it again. Raises EngineFailed where

@@ -14,3 +14,6 @@ TARGETS = {
     "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o", "gate_proj": "gate", "up_proj": "up",
     "down_proj": "down",
 }  # fmt: skip
+
+# what a scheduler answers to a removal while an unfinished request names the adapter
+BUSY = "adapter is in use by unfinished requests"

@@ -11,16 +11,15 @@ import asyncio
 import time
 from pathlib import Path
 
-from backends.engine_client import ArenaOutOfReach, EngineFacts
+from backends.engine_client import EngineFacts
 from backends.engine_server import ASK_TIMEOUT_S, MIN_ASK_S, ServedEngine, base_at, to_the_end
-from backends.interface import EngineLimits, EngineSettings, Installable, InstallRefused, Removal
+from backends.interface import EngineLimits, Installable, Removal
 from backends.process import Command
 from packer.unpack import write_engine_peft
 from wire.outcomes import EngineFailed
 
 from .client import VllmClient
 from .command import command_for, device_of
-from .extent_path import extent_of
 
 # what a stock server's dense models take; it does not say
 DENSE_TARGETS = ("down", "gate", "k", "o", "q", "up", "v")
@@ -28,10 +27,6 @@ DENSE_TARGETS = ("down", "gate", "k", "o", "q", "up", "v")
 
 class VllmBackend(ServedEngine[VllmClient]):
     """Drives one vLLM server."""
-
-    def __init__(self, settings: EngineSettings, *, run_dir: Path, log_dir: Path) -> None:
-        super().__init__(settings, run_dir=run_dir, log_dir=log_dir)
-        self._takes_extents = False
 
     def _command(self) -> Command:
         return command_for(self.settings)
@@ -88,23 +83,6 @@ class VllmBackend(ServedEngine[VllmClient]):
             slots=settings.slots, max_rank=settings.max_rank, targets=DENSE_TARGETS, served_base=settings.base,
             dtype=settings.dtype, removes_for_real=False, serves_base=settings.serve_base_unsafely or not mixes_up,
         )  # fmt: skip
-
-    async def install(self, adapter: Installable, timeout_s: float) -> None:
-        """Have the engine load the adapter. Raises InstallRefused, InstallFailed or InstallUncertain."""
-        deadline = time.monotonic() + timeout_s
-        limits = await self._limits_for_install()
-        if adapter.rank > limits.max_rank:
-            raise InstallRefused(f"rank {adapter.rank} is above this engine's {limits.max_rank}", field="rank")
-        async with self._my_turn(deadline):
-            if self._takes_extents and adapter.segment:
-                try:
-                    await self._load(adapter, str(extent_of(adapter)), deadline)
-                except ArenaOutOfReach as error:
-                    self._takes_extents = False
-                    self._warn(f"it can't read the arena ({error.message}): adapters are written to folders for it")
-                else:
-                    return
-            await self._load_folder(adapter, limits.dtype, deadline)
 
     async def remove(self, adapter: str, timeout_s: float) -> Removal:
         """Unload an adapter and clear up its folder. Raises EngineFailed where the engine did not tell."""
