@@ -21,20 +21,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from backends.interface import EngineSettings
-from backends.vllm.command import command_for, device_of
+from backends.vllm.command import command_for
 from loadtest.report import environment, write_report
 
 from .adapters import Adapters
 from .bases import SLOTS, Base, base_for, slot_rank
+from .engines import device_of, engine_settings, stand_ins, version_of
 from .figures import named
 from .jobs import Job, Measure, Measured, Served
-from .server import engine_settings, measure
+from .server import measure
 
 PARTS = ("worker", "server", "ranks")
 _HIGH_RANKS = (16, 32)
 _PROCESS_S = 3600.0
-_STAND_IN = {"weights": "made up by the engine (load format dummy)"}
+# of the adapters whose files were counted tensor by tensor in the published case
+_SGLANG_RANKS = (1, 8)
 
 
 def run(
@@ -53,14 +54,17 @@ def run(
     ``parts``: any of PARTS; ``worker`` and ``server`` are of rank 1, ``ranks`` is 16 and 32 through both. The report is
     written after each, so that a later one that fails costs only itself. Raises RuntimeError.
     """
-    base = base_for(device_of(EngineSettings(name="install", base="", fingerprint="", device=device)))
+    base = base_for(device_of(engine, device), engine)
+    if engine == "sglang":
+        # it has no worker of ours to call
+        parts = {part for part in parts if part != "worker"}
     report = _Report(file, engine, base, seed)
     with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
-        bench = _Bench(Path(scratch), base, seed, small, say, report)
+        bench = _Bench(Path(scratch), base, engine, seed, small, say, report)
         if {"worker", "server"} & set(parts):
-            bench.measure((1,), parts)
+            bench.measure(_SGLANG_RANKS if engine == "sglang" else (1,), parts)
         if "ranks" in parts:
-            bench.measure(_HIGH_RANKS, ("worker", "server"))
+            bench.measure(_HIGH_RANKS, ("server",) if engine == "sglang" else ("worker", "server"))
     if plot is not None:
         from .picture import draw
 
@@ -71,6 +75,7 @@ def run(
 class _Bench(NamedTuple):
     root: Path
     base: Base
+    engine: str
     seed: int
     small: bool
     say: Callable[[str], None]
@@ -93,7 +98,7 @@ class _Bench(NamedTuple):
                     msgspec.structs.replace(one, grid=_served_grid(one.rank, self.base.device, self.small))
                     for one in measures
                 ]
-                self.report.add_served(asyncio.run(measure(self.root, self.base, served)))
+                self.report.add_served(asyncio.run(measure(self.root, self.base, served, self.engine)))
 
     def _wanted(self, rank: int, adapters: Adapters) -> Measure:
         return Measure(
@@ -106,10 +111,10 @@ class _Report:
         self.summary: dict[str, Any] = {}
         self._samples: dict[str, Any] = {}
         self._file = file
-        self._plain = "worker" if base.device == "cuda" else "server"
-        self._environment = environment(seed=seed, engine=engine, stand_in=_STAND_IN) | {
-            "base": base.name, "device": base.device, "measured_through": self._plain,
-        }  # fmt: skip
+        self._plain = "worker" if base.device == "cuda" and engine == "vllm" else "server"
+        told = {"base": base.name, "device": base.device, "measured_through": self._plain}
+        where = environment(seed=seed, engine=engine, stand_in=stand_ins(engine, base.device))
+        self._environment = where | told | version_of(engine)
 
     def add_measured(self, measures: list[Measured]) -> None:
         for one in measures:

@@ -1,4 +1,7 @@
-"""The bases that installs are measured on: 48 layers of 128 experts, at full size on a GPU and narrow on a CPU."""
+"""The bases that installs are measured on: 48 layers of 128 experts, at full size on a GPU and narrow on a CPU.
+
+SGLang on a CPU gets 8 of those layers: experts with adapters are stood in for there, step by step in torch.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from loadtest.base_model import write_tokenizer
 from packer.shape import BaseShape
 
 # the smallest that engines take; an adapter of rank 1 in it leaves 7 of 8 rows to be zeroed
@@ -32,6 +36,7 @@ NARROW = _COMMON | {
     "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 320,
 }  # fmt: skip
+NARROW_8 = NARROW | {"num_hidden_layers": 8}
 
 
 class Base(msgspec.Struct, frozen=True):
@@ -46,15 +51,19 @@ class Base(msgspec.Struct, frozen=True):
         return BaseShape.from_config(json.dumps(self.config).encode())
 
     def write(self, folder: Path) -> Path:
-        """The checkpoint's folder: a configuration, no weights."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(self.config))
+        """The checkpoint's folder: a configuration, a tokenizer of bytes, no weights. Raises InvalidRequest."""
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text(json.dumps(self.config))
+            write_tokenizer(folder)
         return folder
 
 
-def base_for(device: str) -> Base:
+def base_for(device: str, engine: str = "vllm") -> Base:
     if device == "cuda":
         return Base("qwen3-30b-a3b", device, QWEN3_30B_A3B)
+    if engine == "sglang":
+        return Base("qwen3-moe-narrow-8-layers", device, NARROW_8)
     return Base("qwen3-moe-narrow", device, NARROW)
 
 

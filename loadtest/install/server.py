@@ -1,7 +1,7 @@
 """Installs through a server and its driver: time, alone and beside a stream of the base, and the stream's longest gaps.
 
-The server has our plug-in. The stock way is the load call of a PEFT folder, which the plug-in hands to vLLM's loader
-after it has seen to it that a slot is free; such loads are sent at once, as a stock server gets them.
+The server has our additions. The stock way is the load call of a PEFT folder (``engines`` says what becomes of it);
+such loads are sent at once, as a stock server gets them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from backends.interface import EngineSettings, Health, Installable
+from backends.interface import EngineBackend, Health, Installable
+from backends.registry import make_backend
+from backends.sglang.client import SglangClient
 from backends.vllm.client import VllmClient
-from backends.vllm.driver import VllmBackend
 
 from .adapters import Adapter
-from .bases import CONTEXT, SLOTS, Base, slot_rank
+from .bases import Base
+from .engines import client_of, engine_settings
 from .figures import Gaps, Round, Rounds, intervals_ms
 from .jobs import Measure, Served
 from .streaming import TokenStream
 
-_START_S = 600.0
 _LOAD_S = 300.0
 # tokens of the stream before loads are sent, and after the last of them
 _QUIET, _AFTER = 40, 4
@@ -34,14 +35,14 @@ _PINNED_S, _PINNED_RATE = 3.0, 500e6
 Way = Callable[[list[tuple[str, Adapter]]], Awaitable[tuple[list[str], list[float]]]]
 
 
-async def measure(root: Path, base: Base, measures: Sequence[Measure]) -> list[Served]:
+async def measure(root: Path, base: Base, measures: Sequence[Measure], engine: str = "vllm") -> list[Served]:
     """Start a server with slots for all of ``measures``, do them, and end it. Raises RuntimeError where it can't."""
-    settings = engine_settings(base, max(one.rank for one in measures), base.write(root / base.name))
-    backend = VllmBackend(settings, run_dir=root / "run", log_dir=root)
+    settings = engine_settings(base, max(one.rank for one in measures), base.write(root / base.name), engine)
+    backend = make_backend(settings, run_dir=root / "run", log_dir=root)
     await backend.start()
     try:
         await _until_ready(backend)
-        client = VllmClient(*backend.address(), backend.token())
+        client = client_of(backend)
         try:
             return [await _Session(backend, client, base.name, one).measure() for one in measures]
         finally:
@@ -51,7 +52,7 @@ async def measure(root: Path, base: Base, measures: Sequence[Measure]) -> list[S
 
 
 class _Session:
-    def __init__(self, backend: VllmBackend, client: VllmClient, model: str, measure: Measure) -> None:
+    def __init__(self, backend: EngineBackend, client: VllmClient | SglangClient, model: str, measure: Measure) -> None:
         self._backend, self._client, self._model = backend, client, model
         self._wanted = measure
         self._found = Served(measure.rank, Rounds(), Rounds(), Gaps())
@@ -122,19 +123,7 @@ class _Session:
         return [f"stock-{tenant}" for tenant, _ in named], sorted(ends)
 
 
-def engine_settings(base: Base, rank: int, folder: Path) -> EngineSettings:
-    """An engine of made-up weights with SLOTS slots for adapters of ``rank``; ``folder`` holds its configuration."""
-    extra = ["--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager", "--no-enable-prefix-caching"]
-    if base.device == "cuda":
-        extra += ["--gpu-memory-utilization", "0.92"]
-    return EngineSettings(
-        name="install", base=base.name, model_path=str(folder), fingerprint="0" * 64, slots=SLOTS,
-        max_rank=slot_rank(rank), dtype="bfloat16", max_model_len=CONTEXT, max_num_seqs=SLOTS + 1, device=base.device,
-        extra_args=tuple(extra), env={"VLLM_USE_FLASHINFER_SAMPLER": "0"}, start_timeout_s=_START_S,
-    )  # fmt: skip
-
-
-async def _until_ready(backend: VllmBackend) -> None:
+async def _until_ready(backend: EngineBackend) -> None:
     while True:
         health = await backend.health()
         if health is Health.READY:
