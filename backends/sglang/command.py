@@ -112,6 +112,8 @@ def _environment(device: str) -> dict[str, str | None]:
         ACTIVATION: "1",
         # its liveness probe would generate a token each time; a scheduler that dies takes the server along
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        # log-probabilities are the model's own, whatever the temperature, as vLLM's are
+        "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

@@ -32,9 +32,10 @@ def hook() -> None:
 
 def change_scheduler() -> None:
     """Raises UnsupportedSglang."""
-    from . import scheduler
+    from . import scheduler, seeds
 
     scheduler.patch()
+    seeds.patch()
     if os.environ.get(CPU_VARIABLE) == "1":
         from . import cpu_standins, versions
 

@@ -16,6 +16,8 @@ from sglang.srt.layers import sampler
 from sglang.srt.runtime_context import get_exec
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
+from . import versions
+
 # a seed is an int64 there; a client's may be any number
 _BITS = 63
 
@@ -23,9 +25,10 @@ _stock_batch = SamplingBatchInfo.from_schedule_batch
 _stock_sample = sampler.top_k_top_p_min_p_sampling_from_probs_torch
 
 
-def install() -> None:
-    """Have batches carry their requests' seeds from now on, in this process."""
-    SamplingBatchInfo.from_schedule_batch = from_schedule_batch
+def patch() -> None:
+    """Have batches carry their requests' seeds from now on, in this process. Raises UnsupportedSglang."""
+    versions.check(versions.SEED_SEAMS)
+    SamplingBatchInfo.from_schedule_batch = staticmethod(from_schedule_batch)
     sampler.top_k_top_p_min_p_sampling_from_probs_torch = sample
 
 

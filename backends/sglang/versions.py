@@ -20,6 +20,13 @@ SCHEDULER_SEAMS = {
     "sglang.srt.lora.lora_manager:LoRAManager.create_lora_update_result": ("self", "success", "error_message"),
     "sglang.srt.lora.lora_manager:LoRAManager.fetch_new_loras": ("self", "new_loras", "running_loras"),
 }
+SEED_SEAMS = {
+    "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo.from_schedule_batch": ("batch", "vocab_size"),
+    "sglang.srt.layers.sampler:top_k_top_p_min_p_sampling_from_probs_torch": (
+        "probs", "top_ks", "top_ps", "min_ps", "need_min_p_sampling", "sampling_seed", "positions",
+        "return_filtered_probs", "max_top_k",
+    ),
+}  # fmt: skip
 CPU_SEAMS = {
     "sglang.srt.lora.layers:FusedMoEWithLoRA._forward_with_lora": (
         "self", "hidden_states", "topk_output", "lora_info", "kwargs",
