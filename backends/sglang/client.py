@@ -25,6 +25,10 @@ class _Told(msgspec.Struct):
     error_message: str | None = None
 
 
+class _Model(msgspec.Struct):
+    model_path: str = ""
+
+
 class SglangClient(EngineClient):
     """One SGLang server's routes."""
 
@@ -32,6 +36,14 @@ class SglangClient(EngineClient):
         """Whether adapters can be loaded at run time: a server without them refuses every removal for that reason."""
         _, body = await self._call("POST", "/unload_lora_adapter", timeout_s, {"lora_name": "roost-probe"})
         return "LoRA is not enabled" not in _said(body)
+
+    async def model_path(self, timeout_s: float) -> str:
+        """Where the base's files are. Raises EngineFailed."""
+        body = await self._expect_ok("/model_info", timeout_s)
+        try:
+            return msgspec.json.decode(body, type=_Model).model_path
+        except msgspec.MsgspecError as error:
+            raise EngineFailed(f"the engine's answer is not what was expected: {error}") from error
 
     async def load(self, adapter: str, path: str, timeout_s: float) -> None:
         """Load an adapter from a folder or an extent; one that is loaded already is fine: its name stands for its

@@ -51,7 +51,8 @@ class SglangBackend(ServedEngine[SglangClient]):
                 )
             if not await client.takes_adapters(ASK_TIMEOUT_S):
                 raise EngineFailed(f"the server at {self._where()} takes no adapters: start it with --enable-lora")
-            self._base = await asyncio.to_thread(base_at, self.settings.model_path)
+            model_path = self.settings.model_path or await client.model_path(ASK_TIMEOUT_S)
+            self._base = await asyncio.to_thread(base_at, model_path)
             self._limits = self._limits_from(await client.facts(ASK_TIMEOUT_S))
         return self._limits
 

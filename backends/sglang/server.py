@@ -20,7 +20,7 @@ from sglang.srt.managers.tokenizer_control_mixin import _merge_lora_update_resul
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.runtime_context import get_lora, get_parallel
 
-from backends.terms import ENGINE_ROUTE
+from backends.terms import ENGINE_ROUTE, REFUSED
 from backends.vllm.guard import Guard
 
 from . import versions
@@ -28,16 +28,26 @@ from .terms import BUSY, PLUGIN_VERSION, TARGETS, TOKEN_VARIABLE
 
 _stock_load = TokenizerManager.load_lora_adapter
 _stock_handle = OpenAIServingBase.handle_request
+_stock_status = TokenizerManager.init_running_status
 
 
 def patch() -> None:
     """Replace the handlers and add our route. Raises UnsupportedSglang."""
     versions.check(versions.SERVER_SEAMS)
     TokenizerManager.load_lora_adapter = load_lora_adapter
+    TokenizerManager.load_lora_adapter_from_tensors = refuse_tensors
     TokenizerManager.unload_lora_adapter = unload_lora_adapter
     OpenAIServingBase.handle_request = handle_request
+    TokenizerManager.init_running_status = init_running_status
     http_server.app.add_middleware(Guard, token=os.environ.get(TOKEN_VARIABLE, ""))
     http_server.app.add_api_route(ENGINE_ROUTE, describe_engine, methods=["GET"])
+
+
+@functools.wraps(_stock_status)
+def init_running_status(self: Any) -> None:
+    """A request that may have more tokens than there is room for in the context ends with it, as on vLLM."""
+    _stock_status(self)
+    self.validate_total_tokens = False
 
 
 @functools.wraps(_stock_load)
@@ -54,6 +64,11 @@ async def load_lora_adapter(self: Any, obj: Any, _: Any = None) -> Any:
             if partly is not None:
                 await self.update_lora_adapter_communicator(_removal(obj.lora_name, partly))
     return result
+
+
+async def refuse_tensors(self: Any, obj: Any, _: Any = None) -> Any:
+    """A wrong checksum in such a call ends a stock server."""
+    return LoRAUpdateOutput(success=False, error_message=f"{REFUSED}adapters come from the arena or a folder")
 
 
 async def unload_lora_adapter(self: Any, obj: Any, _: Any = None) -> Any:

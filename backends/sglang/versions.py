@@ -10,7 +10,9 @@ TRIED = "0.5.23"
 
 SERVER_SEAMS = {
     "sglang.srt.managers.tokenizer_manager:TokenizerManager.load_lora_adapter": ("self", "obj", "_"),
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager.load_lora_adapter_from_tensors": ("self", "obj", "_"),
     "sglang.srt.managers.tokenizer_manager:TokenizerManager.unload_lora_adapter": ("self", "obj", "_"),
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager.init_running_status": ("self",),
     "sglang.srt.entrypoints.openai.serving_base:OpenAIServingBase.handle_request": ("self", "request", "raw_request"),
 }
 SCHEDULER_SEAMS = {
