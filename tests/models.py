@@ -155,21 +155,38 @@ def chat_prompt(base: Path, content: str) -> str:
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def reference_answer(base: Path, adapter: Path | None, prompt: str, max_tokens: int) -> str:
-    """The greedy continuation of ``prompt``, computed by transformers and PEFT in float32."""
+def _adapted(base: Path, adapter: Path | None) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model, tokenizer = _loaded_base(base)
-    if adapter is not None:
-        import peft
+    if adapter is None:
+        return _loaded_base(base)[0]
+    import peft
 
-        # PEFT injects its layers in place: a model of its own keeps the cached base clean
-        fresh = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        model = peft.PeftModel.from_pretrained(fresh, adapter)
+    # PEFT injects its layers in place: a model of its own keeps the cached base clean
+    fresh = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return peft.PeftModel.from_pretrained(fresh, adapter)
+
+
+def text_of(base: Path, tokens: Sequence[int]) -> str:
+    """What the base's tokenizer makes of token ids."""
+    return str(_loaded_base(base)[1].decode(list(tokens)))
+
+
+def reference_answer(base: Path, adapter: Path | None, prompt: str, max_tokens: int) -> str:
+    """The greedy continuation of ``prompt``, computed by transformers and PEFT in float32."""
+    model, tokenizer = _adapted(base, adapter), _loaded_base(base)[1]
     tokens = tokenizer(prompt, return_tensors="pt")
     with torch.inference_mode():
         made = model.generate(**tokens, max_new_tokens=max_tokens, do_sample=False, pad_token_id=256)
     return str(tokenizer.decode(made[0, tokens["input_ids"].shape[1] :]))
+
+
+def reference_scores(base: Path, adapter: Path | None, tokens: Sequence[int]) -> Any:
+    """Log-probabilities of each token's successor, (tokens, vocabulary) as float32, by transformers and PEFT."""
+    model = _adapted(base, adapter)
+    with torch.inference_mode():
+        logits = model(torch.tensor([list(tokens)])).logits[0]
+    return torch.log_softmax(logits.float(), dim=-1).numpy()
 
 
 def make_merged(folder: Path, base: Path, adapter: Path) -> Path:

@@ -122,5 +122,10 @@ def _environment(device: str) -> dict[str, str | None]:
     }
     if device == "cuda":
         return common
-    # a core is left to the mesh
-    return common | {CPU_VARIABLE: "1", "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1))}
+    return common | {
+        CPU_VARIABLE: "1",
+        # a core is left to the mesh
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1)),
+        # requests would wait for a compiler
+        "TORCH_COMPILE_DISABLE": "1",
+    }

@@ -1,4 +1,5 @@
-"""What SGLang lacks on CPU, stood in for: imports of CUDA packages, pinned memory, and experts with adapters.
+"""What SGLang lacks on CPU, stood in for: imports of CUDA packages, pinned memory, the hash of seeds, and experts with
+adapters.
 
 Used by the CPU profile alone (``launch``); whatever is measured or shown with it must say so. Everything else on CPU is
 SGLang's own: its loader, its memory pool of adapters, its dense layers and their adapters.
@@ -15,12 +16,16 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-LABEL = "SGLang on CPU with stand-ins: import stubs of torchvision and sgl_kernel, no pinned memory, experts in torch"
+LABEL = (
+    "SGLang on CPU with stand-ins: import stubs of torchvision and sgl_kernel, no pinned memory, experts with adapters "
+    "and the hash of seeds in torch, nothing compiled"
+)
 
 # imported without condition by modules that a text model on CPU loads, and not used by it
 _STUBBED = ("torchvision", "sgl_kernel")
 # libraries that do without torchvision ask for it this way: they shall
 _HIDDEN = "torchvision"
+_WORD = 0xFFFFFFFF
 _FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "empty_like", "zeros_like", "rand", "randn")
 
 
@@ -137,3 +142,31 @@ def _changes(lora_info: Any, expert: int, slots: Any) -> list[tuple[Any, ...]]:
     )  # fmt: skip
     present = [slot for slot in slots.unique().tolist() if slot >= 0]
     return [(slots == slot, *(factor[slot, expert].float() for factor in factors)) for slot in present]
+
+
+def hash_seeds_in_torch() -> None:
+    """The hash that draws a token by a request's seed is one of ``sgl_kernel``'s."""
+    from sglang.srt.layers import sampler
+
+    sampler.murmur_hash32 = murmur_hash32
+
+
+def murmur_hash32(seeds: Any, positions: Any, columns: Any) -> Any:
+    """MurmurHash3 of (seed, position, column) as 16 bytes: (requests,), (requests,), (columns,) -> int64 (requests,
+    columns) within 32 bits.
+    """
+    seeds = seeds.long()[:, None]
+    hashed = _mixed(_mixed(0, seeds & _WORD), (seeds >> 32) & _WORD)
+    hashed = _mixed(_mixed(hashed, positions.long()[:, None]), columns.long()[None, :]) ^ 16
+    hashed = ((hashed ^ (hashed >> 16)) * 0x85EBCA6B) & _WORD
+    hashed = ((hashed ^ (hashed >> 13)) * 0xC2B2AE35) & _WORD
+    return hashed ^ (hashed >> 16)
+
+
+def _mixed(hashed: Any, word: Any) -> Any:
+    word = (_rotated((word * 0xCC9E2D51) & _WORD, 15) * 0x1B873593) & _WORD
+    return (_rotated(hashed ^ word, 13) * 5 + 0xE6546B64) & _WORD
+
+
+def _rotated(word: Any, bits: int) -> Any:
+    return ((word << bits) | (word >> (32 - bits))) & _WORD

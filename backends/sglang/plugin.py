@@ -41,3 +41,4 @@ def change_scheduler() -> None:
 
         versions.check(versions.CPU_SEAMS)
         cpu_standins.compute_experts_in_torch()
+        cpu_standins.hash_seeds_in_torch()

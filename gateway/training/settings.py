@@ -19,7 +19,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     A request for a result is answered after ``poll_s`` at the latest. An operation that waits for an earlier one which
     never came fails after ``gap_s``. Results are kept for ``keep_results_s``. Beyond ``max_pending_bytes`` of
-    operations and ``max_pending_samples`` clients are told to come again; ``samples_at_once`` are asked of the gateway.
+    operations and ``max_pending_samples`` clients are told to come again; ``samples_at_once`` are asked of the gateway,
+    which lets one of them have ``max_generated_tokens``.
     """
 
     base: str
@@ -44,6 +45,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     max_pending_samples: int = 4096
     samples_at_once: int = 256
     sample_timeout_s: float = 600.0
+    max_generated_tokens: int = 1 << 18
     poll_s: float = 25.0
     gap_s: float = 300.0
     keep_results_s: float = 86400.0

@@ -13,17 +13,21 @@ from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
+import msgspec
 
 from backends.engine_client import IDLE_S
 from backends.interface import EngineBackend, EngineSettings, Health, Installable, Removal
 from backends.registry import dialect_of
 from backends.vllm.client import VllmClient
 from catalog.names import adapter_name
+from gateway.training.completions import read_answer, request_body
+from gateway.training.work import Sample, Sampled
 from packer.peft import pack_peft
 from packer.shape import BaseShape
 from sidecar.arena import Arena
 from sidecar.extents import HEADER_BYTES, Extent, block_bytes
 from tests.models import chat_prompt
+from wire.outcomes import InvalidRequest
 
 PROMPT = "hello there"
 
@@ -84,6 +88,7 @@ class Caller:
         host, port = backend.address()
         self.url = f"http://{host}:{port}"
         self._settings = backend.settings
+        self._dialect = dialect_of(backend.settings.backend)
         self._prompt = chat_prompt(base, PROMPT)
         token = backend.token()
         self._session = aiohttp.ClientSession(
@@ -94,10 +99,34 @@ class Caller:
     async def close(self) -> None:
         await self._session.close()
 
+    def _called(self, model: str) -> str:
+        return self._dialect.model(self._settings.base, model)
+
+    async def asked(self, model: str, ask: Sample, **changes: Any) -> tuple[int, bytes]:
+        """(status, body) of a sample as the training service asks for it, ``changes`` made to the request."""
+        body = request_body(self._called(model), ask, most_tokens=1 << 16) | changes
+        fields = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in body.items()}
+        try:
+            asked = self._dialect.ask("/v1/completions", fields)
+        except InvalidRequest as error:
+            return 400, error.message.encode()
+        data = msgspec.json.encode(asked.fields)
+        headers = {"content-type": "application/json"}
+        async with self._session.post(self.url + asked.path, data=data, headers=headers) as answer:
+            found = await answer.read()
+            if answer.status != 200:
+                return self._dialect.refusal(answer.status, found)
+            return 200, asked.answer(found) if asked.answer else found
+
+    async def sample(self, model: str, ask: Sample) -> Sampled:
+        status, body = await self.asked(model, ask)
+        assert status == 200, body
+        return read_answer(ask, body)
+
     def _body(self, model: str, max_tokens: int, stream: bool) -> dict[str, Any]:
-        called = dialect_of(self._settings.backend).model(self._settings.base, model)
         return {
-            "model": called, "prompt": self._prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream,
+            "model": self._called(model), "prompt": self._prompt, "max_tokens": max_tokens, "temperature": 0,
+            "stream": stream,
         }  # fmt: skip
 
     async def complete(self, model: str, max_tokens: int = 24, prompt: str = "") -> tuple[int, str]:

@@ -107,7 +107,7 @@ def test_a_sample_of_the_training_api_comes_back_as_from_vllm() -> None:
     sample = Sample(
         prompt=(1, 2, 3), count=2, max_tokens=2, seed=1, stop=(7,), prompt_logprobs=True, topk_prompt=1, topk_sample=1
     )
-    asked = ask(**request_body(MODEL, sample))
+    asked = ask(**request_body(MODEL, sample, most_tokens=100))
     first = [None, 1, None]
     scored = {
         "input_token_logprobs": [first, [-2.0, 2, None], [-3.0, 3, None]],

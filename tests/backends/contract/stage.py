@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from blake3 import blake3
 from backends.interface import EngineBackend, Installable
 from backends.procfs import session_members
 from backends.registry import make_backend
-from tests.backends.support import PROMPT, EngineStage, SharedArena, tiny_settings
-from tests.models import chat_prompt, make_adapter, make_tiny_base, reference_answer
+from tests.backends.support import PROMPT, Caller, EngineStage, SharedArena, tiny_settings
+from tests.models import chat_prompt, make_adapter, make_tiny_base, reference_answer, text_of
 
+BASE = "tiny-base"
 SLOTS, MAX_RANK = 2, 8
+# a busy machine takes its time
+START_S = 500.0
 # has answers tell how much of the prompt came from the prefix cache
 CACHE_REPORT: Mapping[str, tuple[str, ...]] = {
     "vllm": ("--enable-prompt-tokens-details",),
@@ -48,6 +52,10 @@ class Contract(EngineStage):
         folder = None if seed is None else self.folder(seed)
         return reference_answer(self.base, folder, prompt or chat_prompt(self.base, PROMPT), max_tokens)
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """What the tokenizer makes of token ids."""
+        return text_of(self.base, tokens)
+
     def put(self, seed: int, *, tenant: str = "acme", **about: Any) -> Installable:
         """The adapter's bytes in the arena."""
         return self.arena.put(self.folder(seed, **about), self.base, tenant=tenant)
@@ -61,6 +69,13 @@ class Contract(EngineStage):
         """What other users of the host, and readers of its logs, see of the engine."""
         members = session_members(self.backend.pid or 0)
         return [*(Path(f"/proc/{one.pid}/cmdline") for one in members), *(self.root / "log").iterdir()]
+
+    async def check(self, caller: Caller) -> None:
+        """The engine takes adapters, and they and its base answer as PEFT says."""
+        await self.empty()
+        adapters = [await self.install(seed) for seed in (1, 2)]
+        asked = await asyncio.gather(*(caller.complete(model) for model in (BASE, *adapters)))
+        assert asked == [(200, self.reference(seed)) for seed in (None, 1, 2)]
 
     def put_of_another_base(self, name: str, **config: Any) -> Installable:
         """An adapter of a base that is like ours but for what ``config`` says of it."""

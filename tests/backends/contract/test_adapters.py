@@ -1,29 +1,22 @@
-"""What every engine backend promises, on the real engines. The tests run in order: the last ones kill the engine."""
+"""What every engine backend promises of adapters, on the real engines."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import pytest_asyncio
 import torch
 
-from backends.interface import Health, Installable, InstallFailed, InstallRefused, Removal
-from backends.procfs import session_members
-from tests.backends.support import Caller, from_bytes, until_dead, until_ready
+from backends.interface import Installable, InstallFailed, InstallRefused, Removal
+from tests.backends.support import Caller, from_bytes
 
-from .stage import MAX_RANK, SLOTS, Contract
+from .stage import BASE, MAX_RANK, SLOTS, Contract
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600)]
 
-START_S = 240.0
 # longer than a block of any engine's prefix cache
 LONG = "the fleet is asked the same question again and again, and each policy has an answer of its own: " * 2
 # what engines compute otherwise, or not at all, unless somebody sees to it
@@ -40,41 +33,16 @@ FORMS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["vllm", "sglang"])
-async def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Contract]:
-    stage = Contract(tmp_path_factory.mktemp(f"contract-{request.param}"), request.param)
-    try:
-        async with stage.running(START_S):
-            yield stage
-    finally:
-        stage.arena.close()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def caller(stage: Contract) -> AsyncIterator[Caller]:
-    async with stage.called() as caller:
-        yield caller
-    assert await stage.backend.health() is Health.READY, stage.backend.detail
-
-
-async def _all_is_well(stage: Contract, caller: Caller) -> None:
-    """The engine takes adapters, and they and its base answer as PEFT says."""
-    await stage.empty()
-    adapters = [await stage.install(seed) for seed in (1, 2)]
-    asked = await asyncio.gather(*(caller.complete(model) for model in ("tiny-base", *adapters)))
-    assert asked == [(200, stage.reference(seed)) for seed in (None, 1, 2)]
-
-
 async def test_limits_are_those_that_were_asked_for(stage: Contract) -> None:
     limits = await stage.backend.limits()
-    assert (limits.slots, limits.max_rank, limits.served_base) == (SLOTS, MAX_RANK, "tiny-base")
+    assert (limits.slots, limits.max_rank, limits.served_base) == (SLOTS, MAX_RANK, BASE)
     assert {"q", "k", "v", "o", "gate", "up", "down"} <= set(limits.targets)
     assert limits.serves_base
 
 
 async def test_nobody_gets_in_without_the_token(stage: Contract) -> None:
     host, port = stage.backend.address()
-    body = {"model": "tiny-base", "prompt": "x", "max_tokens": 1, "lora_name": "x", "lora_path": "/x", "text": "x"}
+    body = {"model": BASE, "prompt": "x", "max_tokens": 1, "lora_name": "x", "lora_path": "/x", "text": "x"}
     routes = ("/v1/completions", "/v1/load_lora_adapter", "/load_lora_adapter", "/generate", "/flush_cache")
     async with aiohttp.ClientSession(f"http://{host}:{port}") as stranger:
         for path in routes:
@@ -91,7 +59,7 @@ async def test_nobody_gets_in_without_the_token(stage: Contract) -> None:
 async def test_an_installed_adapter_answers_what_peft_answers(stage: Contract, caller: Caller) -> None:
     first, second = await stage.install(1), await stage.install(2)
     assert await stage.backend.installed() == {first, second}
-    models = ("tiny-base", first, second)
+    models = (BASE, first, second)
     expected = [(200, stage.reference(seed)) for seed in (None, 1, 2)]
     assert len(set(expected)) == 3
     assert [await caller.complete(model) for model in models] == expected
@@ -148,7 +116,7 @@ async def test_too_large_a_rank_is_refused(stage: Contract, caller: Caller) -> N
     with pytest.raises(InstallRefused, match=f"rank {MAX_RANK + 1}"):
         await stage.install(50, rank=MAX_RANK + 1)
     assert await stage.backend.installed() == frozenset()
-    await _all_is_well(stage, caller)
+    await stage.check(caller)
 
 
 BROKEN = ("no revision", "cut short", "a layer too many", "wider", "narrower")
@@ -174,7 +142,7 @@ async def test_a_bad_adapter_is_refused_and_harms_nobody(stage: Contract, caller
         with pytest.raises(InstallRefused):
             await stage.backend.install(broken, 60)
     assert await stage.backend.installed() == frozenset()
-    await _all_is_well(stage, caller)
+    await stage.check(caller)
 
 
 async def test_an_adapter_with_no_number_in_it_harms_nobody_else(stage: Contract, caller: Caller) -> None:
@@ -182,10 +150,10 @@ async def test_an_adapter_with_no_number_in_it_harms_nobody_else(stage: Contract
     broken, first = stage.put_not_finite(3), await stage.install(1)
     with contextlib.suppress(InstallRefused):
         await stage.backend.install(broken, 60)
-        asked = [caller.complete(model) for model in ("tiny-base", broken.adapter, first)]
+        asked = [caller.complete(model) for model in (BASE, broken.adapter, first)]
         base, _, adapter = await asyncio.gather(*asked)
         assert [base, adapter] == [(200, stage.reference(None)), (200, stage.reference(1))]
-    await _all_is_well(stage, caller)
+    await stage.check(caller)
 
 
 async def test_a_strangers_name_is_no_adapter(stage: Contract, caller: Caller) -> None:
@@ -193,7 +161,7 @@ async def test_a_strangers_name_is_no_adapter(stage: Contract, caller: Caller) -
     await stage.install(1)
     status, text = await caller.complete("acme@" + "2" * 64)
     assert status in {400, 404}, text
-    assert await caller.complete("tiny-base") == (200, stage.reference(None))
+    assert await caller.complete(BASE) == (200, stage.reference(None))
 
 
 async def test_an_adapter_in_use_is_answered_to_its_end(stage: Contract, caller: Caller) -> None:
@@ -214,7 +182,7 @@ async def test_the_prefix_cache_is_kept_apart(stage: Contract, caller: Caller) -
     """By revision and by tenant, and an adapter that comes back finds nothing of another's."""
     first = await stage.install(1)
     same_elsewhere = await stage.install(1, tenant="umbrella")
-    models = {"tiny-base": None, first: 1, same_elsewhere: 1}
+    models = {BASE: None, first: 1, same_elsewhere: 1}
     for model, seed in models.items():
         assert await caller.cached_tokens(model, LONG) == 0, model
         assert await caller.cached_tokens(model, LONG) > 0, model
@@ -230,7 +198,7 @@ async def test_the_prefix_cache_is_kept_apart(stage: Contract, caller: Caller) -
 
 async def test_installs_beside_requests_disturb_nobody(stage: Contract, caller: Caller) -> None:
     adapter = await stage.install(1)
-    expected = {"tiny-base": stage.reference(None), adapter: stage.reference(1)}
+    expected = {BASE: stage.reference(None), adapter: stage.reference(1)}
     stop = asyncio.Event()
 
     async def ask(model: str) -> int:
@@ -247,55 +215,3 @@ async def test_installs_beside_requests_disturb_nobody(stage: Contract, caller: 
         await stage.backend.remove(other, 10)
     stop.set()
     assert min(await asyncio.gather(*askers)) > 0
-
-
-async def test_the_next_driver_adopts_the_engine(stage: Contract, caller: Caller) -> None:
-    adapter = await stage.install(1)
-    pid = stage.backend.pid
-    await stage.backend.detach()
-    stage.backend = stage.make_backend()
-    await stage.backend.start()
-    await until_ready(stage.backend, 20)
-    assert stage.backend.pid == pid
-    assert await stage.backend.installed() == {adapter}
-    assert await caller.complete(adapter) == (200, stage.reference(1))
-    other = await stage.install(2)
-    assert await caller.complete(other) == (200, stage.reference(2))
-    assert await stage.backend.remove(adapter, 10) in {Removal.REMOVED, Removal.FORGOTTEN}
-
-
-async def _comes_back(stage: Contract, pid: int) -> None:
-    assert await until_dead(stage.backend, 20) < 15
-    assert stage.backend.detail
-    await stage.backend.stop()
-    assert session_members(pid) == []
-    await stage.backend.start()
-    await until_ready(stage.backend, START_S)
-    assert await stage.backend.installed() == frozenset()
-
-
-async def test_a_worker_that_is_killed_is_noticed_and_the_engine_comes_back(stage: Contract) -> None:
-    """The largest process besides the server: the one that has the model."""
-    await stage.empty()
-    await stage.install(1)
-    pid = stage.backend.pid
-    assert pid is not None
-    worker = max((member.pid for member in session_members(pid) if member.pid != pid), key=_resident_pages)
-    os.kill(worker, signal.SIGKILL)
-    await _comes_back(stage, pid)
-    async with stage.called() as caller:
-        await _all_is_well(stage, caller)
-
-
-async def test_a_server_that_is_killed_takes_its_workers_along(stage: Contract) -> None:
-    pid = stage.backend.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    assert await until_dead(stage.backend, 20) < 15
-    assert "process ended" in stage.backend.detail
-    await stage.backend.stop()
-    assert session_members(pid) == []
-
-
-def _resident_pages(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
