@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
+
 from backends.interface import EngineSettings
 from backends.process import Command
 from backends.terms import ACTIVATION
@@ -21,7 +23,8 @@ _BESIDE = Path(".cache/sglang/bin/python")
 _BASE_SLOTS = 1
 # what a load takes is refused beyond the slots, by us: the server's own eviction never begins
 _ROOM = 2
-CPU_MAX_TOKENS = 16384
+# on CPU SGLang would take most of what memory is free
+CPU_KV_CACHE_BYTES = 1 << 30
 CPU_RUNNING = 16
 # several schedulers number adapters each for itself, and SGLang refuses loads then
 _SPLITTING_FLAGS = ("--dp-size", "--data-parallel-size", "--dp", "--tokenizer-worker-num", "--enable-dp-attention")
@@ -69,17 +72,58 @@ def command_for(settings: EngineSettings) -> Command:
     ]  # fmt: skip
     if settings.max_model_len:
         argv += ["--context-length", str(settings.max_model_len)]
+    kv_cache_bytes = settings.kv_cache_bytes or (CPU_KV_CACHE_BYTES if device == "cpu" else 0)
+    if kv_cache_bytes:
+        argv += ["--max-total-tokens", str(tokens_in(kv_cache_bytes, settings))]
     if settings.max_num_seqs or device == "cpu":
         argv += ["--max-running-requests", str(settings.max_num_seqs or CPU_RUNNING)]
     if device == "cpu":
         argv += [
             "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
-            "--lora-backend", "torch_native", "--disable-overlap-schedule", "--mem-fraction-static", "0.1",
-            "--max-total-tokens", str(CPU_MAX_TOKENS),
+            "--lora-backend", "torch_native", "--disable-overlap-schedule", "--mem-fraction-static", "0.6",
         ]  # fmt: skip
     return Command(
         argv=(*argv, *settings.extra_args), env={**_environment(device), **settings.env}, token_in=TOKEN_VARIABLE
     )
+
+
+def tokens_in(kv_cache_bytes: int, settings: EngineSettings) -> int:
+    """How many tokens' keys and values fit, which is what SGLang is told. Raises InvalidRequest where that can't be
+    known from the base's config.json.
+    """
+    path = Path(settings.model_path) / "config.json"
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=_Attention)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InvalidRequest(
+            f"kv_cache_bytes of engine {settings.name}: {path} does not say what a token takes ({error}); "
+            "set it to 0 and give --max-total-tokens in extra_args",
+            field="kv_cache_bytes",
+        ) from error
+    return max(1, kv_cache_bytes // config.bytes_per_token(settings.dtype))
+
+
+class _Attention(msgspec.Struct):
+    """What of a config.json says how large a token's keys and values are."""
+
+    num_hidden_layers: int
+    num_attention_heads: int
+    hidden_size: int
+    num_key_value_heads: int = 0
+    head_dim: int | None = None
+    dtype: str = ""
+    torch_dtype: str = ""
+
+    def bytes_per_token(self, dtype: str) -> int:
+        head = self.head_dim or self.hidden_size // self.num_attention_heads
+        stored = dtype if dtype != "auto" else self.dtype or self.torch_dtype
+        return (
+            2
+            * self.num_hidden_layers
+            * (self.num_key_value_heads or self.num_attention_heads)
+            * head
+            * (4 if stored == "float32" else 2)
+        )
 
 
 def _check(settings: EngineSettings) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 from fastapi import HTTPException
 from sglang.srt.entrypoints import http_server
 from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
-from sglang.srt.managers.io_struct import LoRAUpdateOutput
-from sglang.srt.managers.tokenizer_control_mixin import _merge_lora_update_results
+from sglang.srt.lora.lora_registry import LoRARef
+from sglang.srt.managers import tokenizer_control_mixin
+from sglang.srt.managers.io_struct import LoRAUpdateOutput, UnloadLoRAAdapterReqInput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.runtime_context import get_lora, get_parallel
 
@@ -39,6 +40,7 @@ def patch() -> None:
     TokenizerManager.unload_lora_adapter = unload_lora_adapter
     OpenAIServingBase.handle_request = handle_request
     TokenizerManager.init_running_status = init_running_status
+    tokenizer_control_mixin.LoRARef = reference
     http_server.app.add_middleware(Guard, token=os.environ.get(TOKEN_VARIABLE, ""))
     http_server.app.add_api_route(ENGINE_ROUTE, describe_engine, methods=["GET"])
 
@@ -48,6 +50,13 @@ def init_running_status(self: Any) -> None:
     """A request that may have more tokens than there is room for in the context ends with it, as on vLLM."""
     _stock_status(self)
     self.validate_total_tokens = False
+
+
+def reference(lora_name: str, **fields: Any) -> Any:
+    """The id of an adapter is its name, which stands for its tenant and content: what the prefix cache has of it is
+    right again after a reload. By itself SGLang draws an id for each load.
+    """
+    return LoRARef(lora_id=lora_name, lora_name=lora_name, **fields)
 
 
 @functools.wraps(_stock_load)
@@ -87,7 +96,9 @@ async def unload_lora_adapter(self: Any, obj: Any, _: Any = None) -> Any:
             # from here on no request can name it; one that is past the look-up finds no counter, and fails
             del registry._registry[name], registry._counters[ref.lora_id]
         path = self.lora_ref_cache.pop(name, None)
-        result = _merge_lora_update_results(await self.update_lora_adapter_communicator(_removal(name, ref.lora_id)))
+        result = tokenizer_control_mixin._merge_lora_update_results(
+            await self.update_lora_adapter_communicator(_removal(name, ref.lora_id))
+        )
         if result.success:
             return result
         # it is where it was, on some workers at least: a later removal finds it
@@ -100,8 +111,6 @@ async def unload_lora_adapter(self: Any, obj: Any, _: Any = None) -> Any:
 
 
 def _removal(name: str, lora_id: str) -> Any:
-    from sglang.srt.managers.io_struct import UnloadLoRAAdapterReqInput
-
     return UnloadLoRAAdapterReqInput(lora_name=name, lora_id=lora_id)
 
 

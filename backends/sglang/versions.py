@@ -13,6 +13,8 @@ SERVER_SEAMS = {
     "sglang.srt.managers.tokenizer_manager:TokenizerManager.load_lora_adapter_from_tensors": ("self", "obj", "_"),
     "sglang.srt.managers.tokenizer_manager:TokenizerManager.unload_lora_adapter": ("self", "obj", "_"),
     "sglang.srt.managers.tokenizer_manager:TokenizerManager.init_running_status": ("self",),
+    "sglang.srt.lora.lora_registry:LoRARef": ("lora_id", "lora_name", "lora_path", "pinned"),
+    "sglang.srt.managers.tokenizer_control_mixin:_merge_lora_update_results": ("results",),
     "sglang.srt.entrypoints.openai.serving_base:OpenAIServingBase.handle_request": ("self", "request", "raw_request"),
 }
 SCHEDULER_SEAMS = {

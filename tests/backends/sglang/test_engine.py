@@ -44,7 +44,9 @@ class Stage(EngineStage):
         self.root = root
         self.base = make_tiny_base(root / "base", arch="qwen3_moe")
         self.shape = BaseShape.from_config((self.base / "config.json").read_bytes())
-        settings = tiny_settings(self.base, backend="sglang", slots=SLOTS, max_rank=MAX_RANK)
+        settings = tiny_settings(
+            self.base, backend="sglang", slots=SLOTS, max_rank=MAX_RANK, extra_args=("--enable-cache-report",)
+        )
         self.backend = make_backend(settings, run_dir=root / "run", log_dir=root / "log")
         self.arena = SharedArena("sglang-experts")
 
@@ -129,6 +131,18 @@ async def test_a_removal_while_a_request_names_it_is_busy_and_revokes_afterwards
         assert (await caller.complete(adapter.adapter))[0] == 404
         assert await stage.backend.remove(adapter.adapter, 10) is Removal.ABSENT
         assert await stage.backend.installed() == frozenset()
+
+
+async def test_what_the_prefix_cache_has_of_an_adapter_is_its_own_after_a_reload(stage: Stage) -> None:
+    adapter = stage.arena.put(stage.folder(0, **CASES["all modules"]), stage.base)
+    prompt = "a long beginning that is said again and again: " * 2
+    async with stage.called() as caller:
+        await stage.backend.install(adapter, 60)
+        before = await caller.complete(adapter.adapter, prompt=prompt)
+        assert await stage.backend.remove(adapter.adapter, 10) is Removal.REMOVED
+        await stage.backend.install(adapter, 60)
+        assert await caller.cached_tokens(adapter.adapter, prompt) > len(prompt) // 2
+        assert await caller.complete(adapter.adapter, prompt=prompt) == before
 
 
 async def test_a_name_that_it_has_not_is_not_answered_from_the_base(stage: Stage) -> None:
