@@ -8,6 +8,7 @@ it is computed, by one scale for the whole adapter; scales that differ are folde
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -116,7 +117,10 @@ class ArenaReader:
 
 def _parts(revision: Revision, data: memoryview) -> Iterator[tuple[Place, _Part]]:
     """Every pair's factors, a fused gate_up as gate and up."""
-    tensors = torch.frombuffer(data, dtype=_DTYPES[revision.layout.dtype])
+    with warnings.catch_warnings():
+        # the mapping is read-only, and nothing writes to it
+        warnings.simplefilter("ignore", UserWarning)
+        tensors = torch.frombuffer(data, dtype=_DTYPES[revision.layout.dtype])
     for shape, scale in zip(revision.layout.shapes, revision.scales.tolist(), strict=True):
         pair = shape.pair
         a, b = (_at(tensors, start, dims) for start, dims in zip((shape.a, shape.b), pair.shapes, strict=True))
