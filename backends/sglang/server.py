@@ -24,12 +24,12 @@ from sglang.srt.runtime_context import get_lora, get_parallel
 from backends.terms import ENGINE_ROUTE, REFUSED
 from backends.vllm.guard import Guard
 
-from . import versions
+from . import requests, versions
 from .terms import BUSY, PLUGIN_VERSION, TARGETS, TOKEN_VARIABLE
 
+_stock_serving = http_server.get_serving
 _stock_load = TokenizerManager.load_lora_adapter
 _stock_handle = OpenAIServingBase.handle_request
-_stock_status = TokenizerManager.init_running_status
 
 
 def patch() -> None:
@@ -39,17 +39,26 @@ def patch() -> None:
     TokenizerManager.load_lora_adapter_from_tensors = refuse_tensors
     TokenizerManager.unload_lora_adapter = unload_lora_adapter
     OpenAIServingBase.handle_request = handle_request
-    TokenizerManager.init_running_status = init_running_status
     tokenizer_control_mixin.LoRARef = reference
-    http_server.app.add_middleware(Guard, token=os.environ.get(TOKEN_VARIABLE, ""))
+    requests.patch()
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    http_server.app.add_middleware(Guard, token=token)
+    http_server.get_serving = lambda: Keyed(_stock_serving(), token)
     http_server.app.add_api_route(ENGINE_ROUTE, describe_engine, methods=["GET"])
 
 
-@functools.wraps(_stock_status)
-def init_running_status(self: Any) -> None:
-    """A request that may have more tokens than there is room for in the context ends with it, as on vLLM."""
-    _stock_status(self)
-    self.validate_total_tokens = False
+class Keyed:
+    """The server's settings with the token as its key: by it SGLang's own calls of itself get in, its warm-up's too.
+
+    Given as a setting, the token would stand in the log.
+    """
+
+    def __init__(self, stock: Any, api_key: str) -> None:
+        self._stock = stock
+        self.api_key = api_key
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stock, name)
 
 
 def reference(lora_name: str, **fields: Any) -> Any:

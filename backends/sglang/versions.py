@@ -8,11 +8,11 @@ from backends.seams import complaint
 
 TRIED = "0.5.23"
 
-SERVER_SEAMS = {
+SERVER_SEAMS: Mapping[str, tuple[str, ...]] = {
+    "sglang.srt.entrypoints.http_server:get_serving": (),
     "sglang.srt.managers.tokenizer_manager:TokenizerManager.load_lora_adapter": ("self", "obj", "_"),
     "sglang.srt.managers.tokenizer_manager:TokenizerManager.load_lora_adapter_from_tensors": ("self", "obj", "_"),
     "sglang.srt.managers.tokenizer_manager:TokenizerManager.unload_lora_adapter": ("self", "obj", "_"),
-    "sglang.srt.managers.tokenizer_manager:TokenizerManager.init_running_status": ("self",),
     "sglang.srt.lora.lora_registry:LoRARef": ("lora_id", "lora_name", "lora_path", "pinned"),
     "sglang.srt.managers.tokenizer_control_mixin:_merge_lora_update_results": ("results",),
     "sglang.srt.entrypoints.openai.serving_base:OpenAIServingBase.handle_request": ("self", "request", "raw_request"),
@@ -23,6 +23,10 @@ SCHEDULER_SEAMS = {
     "sglang.srt.lora.lora_manager:LoRAManager._unload_lora_adapter": ("self", "lora_ref"),
     "sglang.srt.lora.lora_manager:LoRAManager.create_lora_update_result": ("self", "success", "error_message"),
     "sglang.srt.lora.lora_manager:LoRAManager.fetch_new_loras": ("self", "new_loras", "running_loras"),
+}
+REQUEST_SEAMS = {
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager.init_running_status": ("self",),
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager._validate_one_request": ("self", "obj", "input_ids"),
 }
 SEED_SEAMS = {
     "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo.from_schedule_batch": ("batch", "vocab_size"),
