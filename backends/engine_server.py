@@ -58,6 +58,9 @@ class ServedEngine(ABC, Generic[Client]):
     that can't be honoured.
     """
 
+    # whether a server that is not well may be one that is not well yet
+    says_so_while_it_starts = False
+
     def __init__(self, settings: EngineSettings, *, run_dir: Path, log_dir: Path) -> None:
         self.settings = settings
         check_part(settings.name, "engine")
@@ -141,6 +144,8 @@ class ServedEngine(ABC, Generic[Client]):
             if self._answered_at is None:
                 return self._still_starting(error.message)
             return self._silent(self._answered_at, error.message)
+        if not well and self._answered_at is None and self.says_so_while_it_starts:
+            return self._still_starting("the server answers, and is not ready yet")
         if not well:
             return self._died("the server answers, but its engine core is gone")
         self._answered_at, self._pulse, self.detail = time.monotonic(), None, self._remark

@@ -68,7 +68,6 @@ def command_for(settings: EngineSettings) -> Command:
         "--max-lora-rank", str(settings.max_rank),
         "--lora-target-modules", *TARGETS,
         "--lora-strict-loading",
-        "--skip-server-warmup",
     ]  # fmt: skip
     if settings.max_model_len:
         argv += ["--context-length", str(settings.max_model_len)]

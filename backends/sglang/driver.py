@@ -27,6 +27,8 @@ from .terms import TARGETS
 class SglangBackend(ServedEngine[SglangClient]):
     """Drives one SGLang server."""
 
+    says_so_while_it_starts = True
+
     def _command(self) -> Command:
         return command_for(self.settings)
 
