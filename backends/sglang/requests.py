@@ -1,4 +1,4 @@
-"""Inside the API server: a request that would end the scheduler is refused, and one that asks for too much gets less."""
+"""Inside the API server: a request that would end the scheduler is refused, one that asks for too much gets less."""
 
 from __future__ import annotations
 

@@ -109,7 +109,8 @@ async def test_a_request_that_is_wrong_is_refused_and_harms_nobody(stage: Contra
     adapter = await stage.install(1)
     for wrong in (
         {"prompt": list(range(300)) * 2}, {"prompt": [10**6]}, {"prompt": [-1]}, {"temperature": -1}, {"top_p": 7},
-        {"top_k": -7}, {"max_tokens": -1}, {"seed": "x"}, {"seed": 1 << 70}, {"stop_token_ids": ["x"]}, {"logprobs": "x"},
+        {"top_k": -7}, {"max_tokens": -1}, {"seed": "x"}, {"seed": 1 << 70}, {"stop_token_ids": ["x"]},
+        {"logprobs": "x"},
     ):  # fmt: skip
         status, text = await caller.asked(adapter, Sample(prompt=PROMPT, max_tokens=4), **wrong)
         assert status in {400, 422}, (wrong, text)
