@@ -26,7 +26,7 @@ from loadtest.report import environment, write_report
 
 from .adapters import Adapters
 from .bases import SLOTS, Base, base_for, slot_rank
-from .engines import device_of, engine_settings, stand_ins, version_of
+from .engines import device_of, engine_settings, stand_ins, target_names, version_of
 from .figures import named
 from .jobs import Job, Measure, Measured, Served
 from .server import measure
@@ -87,7 +87,8 @@ class _Bench(NamedTuple):
             measures = []
             for rank in ranks:
                 self.say(f"Making adapters of rank {rank}")
-                adapters = made.enter_context(Adapters(self.root, self.base.shape, rank, SLOTS, self.seed))
+                targets = target_names(self.engine)
+                adapters = made.enter_context(Adapters(self.root, self.base.shape, rank, SLOTS, self.seed, targets))
                 measures.append(self._wanted(rank, adapters))
             if "worker" in ways:
                 self.say("Through a worker")

@@ -15,6 +15,7 @@ from backends.interface import EngineBackend, EngineSettings
 from backends.sglang import command as sglang
 from backends.sglang.client import SglangClient
 from backends.sglang.cpu_standins import LABEL
+from backends.sglang.terms import TARGETS
 from backends.vllm import command as vllm
 from backends.vllm.client import VllmClient
 
@@ -49,6 +50,11 @@ def client_of(backend: EngineBackend) -> VllmClient | SglangClient:
     host, port = backend.address()
     kind = SglangClient if backend.settings.backend == "sglang" else VllmClient
     return kind(host, port, backend.token())
+
+
+def target_names(engine: str) -> tuple[str, ...]:
+    """What an adapter's folder has to name as adapted; nothing where the engine takes any PEFT folder."""
+    return tuple(TARGETS) if engine == "sglang" else ()
 
 
 def stand_ins(engine: str, device: str) -> dict[str, Any]:
