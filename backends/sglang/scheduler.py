@@ -64,7 +64,7 @@ def load(self: Any, lora_ref: Any) -> Any:
         if result.success:
             _write_slot(self, lora_ref.lora_id)
             return self.create_lora_update_result(True)
-        problem = f"{FAILED}{result.error_message}" if _may_pass(result.error_message) else result.error_message
+        problem = result.error_message
     except Exception as error:
         logger.exception("adapter %s was not loaded", lora_ref.lora_name)
         problem = f"{_kind(error)}{str(error) or type(error).__name__}"
@@ -81,17 +81,13 @@ def _kind(error: Exception) -> str:
     return FAILED
 
 
-def _may_pass(message: str) -> bool:
-    return "memory" in message
-
-
 def _install(manager: Any, lora_ref: Any) -> None:
     """From the arena into a free slot. Raises what ``ArenaReader.write`` does."""
-    reader = vars(manager).setdefault("roost_arena", None) or ArenaReader(manager)
-    manager.roost_arena = reader
+    if not hasattr(manager, "roost_arena"):
+        manager.roost_arena = ArenaReader(manager)
     pool = manager.memory_pool
     slot = pool.buffer_id_to_uid.index(EMPTY_SLOT)
-    written = reader.write(lora_ref.lora_path, slot)
+    written = manager.roost_arena.write(lora_ref.lora_path, slot)
     pool.uid_to_buffer_id[lora_ref.lora_id] = slot
     pool.buffer_id_to_uid[slot] = lora_ref.lora_id
     pool.eviction_policy.mark_used(lora_ref.lora_id)
