@@ -156,11 +156,15 @@ def chat_prompt(base: Path, content: str) -> str:
 
 
 def _adapted(base: Path, adapter: Path | None) -> Any:
-    from transformers import AutoModelForCausalLM
-
     if adapter is None:
         return _loaded_base(base)[0]
+    return _loaded_adapter(base, adapter, max(file.stat().st_mtime_ns for file in adapter.iterdir()))
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded_adapter(base: Path, adapter: Path, _: int) -> Any:
     import peft
+    from transformers import AutoModelForCausalLM
 
     # PEFT injects its layers in place: a model of its own keeps the cached base clean
     fresh = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -190,16 +194,17 @@ def reference_scores(base: Path, adapter: Path | None, tokens: Sequence[int]) ->
 
 
 def make_merged(folder: Path, base: Path, adapter: Path) -> Path:
-    """Write ``base`` with an adapter's product added to each weight, computed in float32."""
+    """Write ``base`` with an adapter's product added to each weight, computed in float32. Patterns name modules."""
     from safetensors.torch import load_file
 
     settings = json.loads((adapter / "adapter_config.json").read_text())
-    rank, alpha = settings["r"], settings["lora_alpha"]
-    scale = alpha / rank**0.5 if settings.get("use_rslora") else alpha / rank
+    alphas = settings.get("alpha_pattern", {})
     weights = load_file(base / "model.safetensors")
     factors = load_file(adapter / "adapter_model.safetensors")
     for name in (name for name in factors if name.endswith(".lora_A.weight")):
         a, b = factors[name].float(), factors[name.replace("lora_A", "lora_B")].float()
+        module = name.removesuffix(".lora_A.weight").rpartition(".")[2]
+        scale = alphas.get(module, settings["lora_alpha"]) / (len(a) ** 0.5 if settings.get("use_rslora") else len(a))
         weights[name.removeprefix("base_model.model.").replace("lora_A.", "")] += scale * (b @ a)
     shutil.copytree(base, folder)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
