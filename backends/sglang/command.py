@@ -80,6 +80,8 @@ def command_for(settings: EngineSettings) -> Command:
         argv += [
             "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
             "--lora-backend", "torch_native", "--disable-overlap-schedule", "--mem-fraction-static", "0.6",
+            # it would keep a core busy with looking for requests
+            "--sleep-on-idle",
         ]  # fmt: skip
     return Command(
         argv=(*argv, *settings.extra_args), env={**_environment(device), **settings.env}, token_in=TOKEN_VARIABLE
