@@ -128,11 +128,16 @@ async def handle_request(self: Any, request: Any, raw_request: Any) -> Any:
     """404 for a model that is neither the base nor ``base:adapter`` of an adapter that is here."""
     base, adapters = self.tokenizer_manager.served_model_name, self.tokenizer_manager.lora_registry.get_all_adapters()
     model = getattr(request, "model", base)
-    explicit = getattr(request, "lora_path", None)
-    known = model == base or (model.startswith(f"{base}:") and model.removeprefix(f"{base}:") in adapters)
-    if not known or (explicit and explicit not in adapters):
+    path = getattr(request, "lora_path", None)
+    named = [name for name in (path if isinstance(path, list) else [path]) if name]
+    if model.startswith(f"{base}:"):
+        named.append(model.removeprefix(f"{base}:"))
+    elif model != base:
+        named.append(model)
+    unknown = [name for name in named if name not in adapters or name == model]
+    if unknown:
         return self.create_error_response(
-            message=f"The model `{explicit if known else model}` does not exist.", err_type="NotFoundError",
+            message=f"The model `{unknown[0]}` does not exist.", err_type="NotFoundError",
             status_code=HTTPStatus.NOT_FOUND,
         )  # fmt: skip
     return await _stock_handle(self, request, raw_request)

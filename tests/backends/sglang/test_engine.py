@@ -151,7 +151,12 @@ async def test_what_the_prefix_cache_has_of_an_adapter_is_its_own_after_a_reload
 
 async def test_a_name_that_it_has_not_is_not_answered_from_the_base(stage: Stage) -> None:
     async with stage.called() as caller:
-        for body in ({"model": "anything"}, {"model": "tiny-base", "lora_path": "nobody"}, {"model": "tiny-base:"}):
+        for body in (
+            {"model": "anything"},
+            {"model": "tiny-base", "lora_path": "nobody"},
+            {"model": "tiny-base", "lora_path": [None, "nobody"]},
+            {"model": "tiny-base:"},
+        ):
             status, _ = await caller.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, **body})
             assert status == 404, body
         status, _ = await caller.post("/generate", {"text": PROMPT, "lora_path": "nobody"})
