@@ -15,7 +15,6 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from backends.engine_client import IDLE_S
 from backends.interface import EngineBackend, EngineSettings, Health, Installable, Removal
 from backends.registry import dialect_of
 from backends.vllm.client import VllmClient
@@ -93,7 +92,8 @@ class Caller:
         token = backend.token()
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            connector=aiohttp.TCPConnector(keepalive_timeout=IDLE_S),
+            # servers close idle connections, and a busy machine may send on one just then
+            connector=aiohttp.TCPConnector(force_close=True),
         )
 
     async def close(self) -> None:
