@@ -1,6 +1,7 @@
 """The bases that installs are measured on: 48 layers of 128 experts, at full size on a GPU and narrow on a CPU.
 
-SGLang on a CPU gets 8 of those layers: experts with adapters are stood in for there, step by step in torch.
+SGLang on a CPU gets 8 of those layers: experts with adapters are stood in for there, step by step in torch. It takes no
+adapters over weights that it makes up.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.base_model import write_tokenizer
+from loadtest.base_model import BaseSize, write_base, write_tokenizer
 from packer.shape import BaseShape
 
 # the smallest that engines take; an adapter of rank 1 in it leaves 7 of 8 rows to be zeroed
 _SLOT_RANKS = (8, 16, 32, 64)
 SLOTS = 16
 CONTEXT = 4096
+_SEED = 1
 
 _COMMON = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": 48, "num_experts": 128,
@@ -40,19 +42,26 @@ NARROW_8 = NARROW | {"num_hidden_layers": 8}
 
 
 class Base(msgspec.Struct, frozen=True):
-    """A base on one kind of device (``cpu`` or ``cuda``); its weights are what the engine makes up."""
+    """A base on one kind of device (``cpu`` or ``cuda``); its weights are what the engine makes up, unless ``weights``
+    are drawn for one that won't.
+    """
 
     name: str
     device: str
     config: Mapping[str, object]
+    weights: BaseSize | None = None
 
     @property
     def shape(self) -> BaseShape:
         return BaseShape.from_config(json.dumps(self.config).encode())
 
     def write(self, folder: Path) -> Path:
-        """The checkpoint's folder: a configuration, a tokenizer of bytes, no weights. Raises InvalidRequest."""
-        if not folder.exists():
+        """The checkpoint's folder: a configuration, a tokenizer of bytes, weights where they are drawn. Raises
+        InvalidRequest.
+        """
+        if not folder.exists() and self.weights is not None:
+            write_base(folder, self.weights, _SEED)
+        elif not folder.exists():
             folder.mkdir(parents=True)
             (folder / "config.json").write_text(json.dumps(self.config))
             write_tokenizer(folder)
@@ -63,7 +72,8 @@ def base_for(device: str, engine: str = "vllm") -> Base:
     if device == "cuda":
         return Base("qwen3-30b-a3b", device, QWEN3_30B_A3B)
     if engine == "sglang":
-        return Base("qwen3-moe-narrow-8-layers", device, NARROW_8)
+        size = BaseSize(layers=8, experts=128, hidden=64, intermediate=32, context=CONTEXT)
+        return Base("qwen3-moe-narrow-8-layers", device, NARROW_8, size)
     return Base("qwen3-moe-narrow", device, NARROW)
 
 

@@ -24,7 +24,7 @@ from .bases import CONTEXT, SLOTS, Base, slot_rank
 _START_S = 600.0
 _FLAGS = {
     "vllm": ("--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager", "--no-enable-prefix-caching"),
-    "sglang": ("--load-format", "dummy", "--disable-radix-cache"),
+    "sglang": ("--disable-radix-cache",),
 }
 _CUDA_FLAGS = {"vllm": ("--gpu-memory-utilization", "0.92"), "sglang": ()}
 
@@ -59,8 +59,9 @@ def target_names(engine: str) -> tuple[str, ...]:
 
 def stand_ins(engine: str, device: str) -> dict[str, Any]:
     """What was not real in a measurement."""
-    told = {"weights": "made up by the engine (load format dummy)"}
-    return told | ({"engine": LABEL} if engine == "sglang" and device == "cpu" else {})
+    if engine == "sglang":
+        return {"weights": "drawn at random"} | ({"engine": LABEL} if device == "cpu" else {})
+    return {"weights": "made up by the engine (load format dummy)"}
 
 
 def version_of(engine: str) -> dict[str, str]:
