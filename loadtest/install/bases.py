@@ -1,7 +1,7 @@
 """The bases that installs are measured on: 48 layers of 128 experts, at full size on a GPU and narrow on a CPU.
 
-SGLang on a CPU gets 8 of those layers: experts with adapters are stood in for there, step by step in torch. It takes no
-adapters over weights that it makes up.
+SGLang's are narrow everywhere, as it takes no adapters over weights that it makes up, and of 8 layers on a CPU, where
+experts with adapters are stood in for, step by step in torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ NARROW = _COMMON | {
     "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 320,
 }  # fmt: skip
-NARROW_8 = NARROW | {"num_hidden_layers": 8}
 
 
 class Base(msgspec.Struct, frozen=True):
@@ -69,11 +68,12 @@ class Base(msgspec.Struct, frozen=True):
 
 
 def base_for(device: str, engine: str = "vllm") -> Base:
+    if engine == "sglang":
+        layers = 8 if device == "cpu" else 48
+        size = BaseSize(layers, experts=128, hidden=64, intermediate=32, context=CONTEXT)
+        return Base(f"qwen3-moe-narrow-{layers}-layers", device, NARROW | {"num_hidden_layers": layers}, size)
     if device == "cuda":
         return Base("qwen3-30b-a3b", device, QWEN3_30B_A3B)
-    if engine == "sglang":
-        size = BaseSize(layers=8, experts=128, hidden=64, intermediate=32, context=CONTEXT)
-        return Base("qwen3-moe-narrow-8-layers", device, NARROW_8, size)
     return Base("qwen3-moe-narrow", device, NARROW)
 
 
