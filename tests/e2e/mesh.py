@@ -119,13 +119,18 @@ class Mesh:
     def pid(self, process: str) -> int:
         """The process id of ``registrar``, ``gateway`` or ``sidecar``, or of the engine under its name."""
         if process == ENGINE:
-            return int(self.engine_record()["pid"])
+            record = self.engine_record()
+            assert record is not None, "no engine was started"
+            return int(record["pid"])
         processes = {one["name"]: one for one in self.json("status")["supervisor"]["processes"]}
         return int(processes[process]["identity"]["pid"])
 
-    def engine_record(self) -> dict[str, Any]:
-        """What the node wrote down of its engine's process."""
-        found: dict[str, Any] = json.loads((self.state / "run" / "engines" / f"{ENGINE}.json").read_text())
+    def engine_record(self) -> dict[str, Any] | None:
+        """What the node wrote down of its engine's process; None while it has none."""
+        try:
+            found: dict[str, Any] = json.loads((self.state / "run" / "engines" / f"{ENGINE}.json").read_text())
+        except FileNotFoundError:
+            return None
         return found
 
     def kill(self, process: str) -> int:

@@ -121,9 +121,9 @@ async def _engine_start(world: World, killed: int) -> float:
         spawned_at = 0.0
         for _ in range(1800):
             record = world.mesh.engine_record()
-            if not spawned_at and record["pid"] != killed:
+            if not spawned_at and record is not None and record["pid"] != killed:
                 spawned_at = time.monotonic()
-            if spawned_at:
+            if spawned_at and record is not None:
                 try:
                     async with session.get(f"http://127.0.0.1:{record['port']}/health") as answer:
                         if answer.status == 200:
