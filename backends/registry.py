@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wire.outcomes import InvalidRequest
+from wire.outcomes import EngineFailed, InvalidRequest
 
+from .dialect import Dialect, OpenAI
 from .interface import EngineBackend, EngineSettings
 from .trainer import TrainerBackend, TrainerSettings
+
+_OPENAI = OpenAI()
 
 
 def make_backend(settings: EngineSettings, *, run_dir: Path, log_dir: Path) -> EngineBackend:
@@ -16,7 +19,22 @@ def make_backend(settings: EngineSettings, *, run_dir: Path, log_dir: Path) -> E
         from .vllm.driver import VllmBackend
 
         return VllmBackend(settings, run_dir=run_dir, log_dir=log_dir)
+    if settings.backend == "sglang":
+        from .sglang.driver import SglangBackend
+
+        return SglangBackend(settings, run_dir=run_dir, log_dir=log_dir)
     raise InvalidRequest(f"engine {settings.name}: there is no backend {settings.backend!r}", field="backend")
+
+
+def dialect_of(backend: str) -> Dialect:
+    """How engines of the backend are asked. Raises EngineFailed for an unknown one."""
+    if backend == "vllm":
+        return _OPENAI
+    if backend == "sglang":
+        from .sglang.dialect import SGLANG
+
+        return SGLANG
+    raise EngineFailed(f"nobody here can ask a {backend[:40]!r} engine: is the node newer than this gateway?")
 
 
 def make_trainer(settings: TrainerSettings, *, state_dir: Path, log_dir: Path) -> TrainerBackend:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from wire.outcomes import EngineFailed, Outcome
@@ -39,17 +41,28 @@ class RequestRefused(Exception):
 
 class AnswerFilter:
     """The transform of one answer: its tokens counted where there is a ``meter``, the concrete model's name in, errors
-    inside of an event stream noticed.
+    inside of an event stream noticed. Where the engine answers in a form of its own, ``translate`` gets the whole of it
+    first.
 
     vLLM has answered 200 before the first token; what fails after that comes as an event. Before anything was passed on
     such an event raises (RequestRefused where the request is at fault, else EngineFailed), so that it ends as any
     other failure does; later it is passed on and remembered in ``engine_error``.
     """
 
-    __slots__ = ("_adapter", "_begun", "_echo", "_meter", "_mid_event", "_shown", "engine_error")
+    __slots__ = (
+        "_adapter", "_begun", "_echo", "_foreign", "_meter", "_mid_event", "_shown", "_translate", "engine_error",
+    )  # fmt: skip
 
-    def __init__(self, adapter: str, shown: str, meter: UsageMeter | None = None) -> None:
+    def __init__(
+        self,
+        adapter: str,
+        shown: str,
+        meter: UsageMeter | None = None,
+        translate: Callable[[bytes], bytes] | None = None,
+    ) -> None:
         self._meter = meter
+        self._translate = translate
+        self._foreign = bytearray()
         self._adapter = adapter.encode()
         self._shown = shown.encode()
         self._echo = ModelEcho(adapter, shown) if adapter != shown else None
@@ -59,6 +72,11 @@ class AnswerFilter:
 
     def __call__(self, piece: bytes, last: bool) -> bytes:
         """What is sent in ``piece``'s place; ``last`` marks the end of the body."""
+        if self._translate is not None:
+            self._foreign += piece
+            if not last:
+                return b""
+            piece = self._translate(bytes(self._foreign))
         if self._meter is not None:
             piece = self._meter.feed(piece, last)
         if _ERROR_EVENT in piece:

@@ -6,6 +6,8 @@ duplicates a parser takes. Fields we don't know are passed on.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from catalog.names import shown
@@ -30,9 +32,12 @@ REFUSED = frozenset(
         "bootstrap_room",
         "data_parallel_rank",
         "routed_dp_rank",
+        "disagg_prefill_dp_rank",
         "request_id",
         "rid",
         "session_params",
+        "session_id",
+        "kv_hints",
         "priority",
         "prompt_embeds",
         "vllm_xargs",
@@ -51,13 +56,12 @@ class Body(msgspec.Struct):
     stream: bool
     fields: dict[str, msgspec.Raw]
 
-    def for_engine(self, model: str, *, salt: str = "") -> bytes:
-        """The body with ``model`` replaced. With ``salt``, prefix caching is confined to who shares that salt."""
-        fields = self.fields
-        fields["model"] = _raw(model)
+    def fields_for(self, model: str, *, salt: str = "") -> _Fields:
+        """The fields with ``model`` replaced. With ``salt``, prefix caching is confined to who shares that salt."""
+        fields = {**self.fields, "model": _raw(model)}
         if salt:
             fields["cache_salt"] = _raw(salt + _text(fields.get("cache_salt")))
-        return _encoder.encode(fields)
+        return fields
 
 
 def parse_body(body: bytes) -> Body:
@@ -73,6 +77,11 @@ def parse_body(body: bytes) -> Body:
         field = min(refused)
         raise InvalidRequest(f"{field} is not for clients to set", field=field)
     return Body(_text_decoder.decode(model), _flag(fields, "stream"), fields)
+
+
+def encode(fields: Mapping[str, msgspec.Raw]) -> bytes:
+    """The fields as a body."""
+    return _encoder.encode(fields)
 
 
 def _decode(body: bytes) -> _Fields:

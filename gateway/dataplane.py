@@ -15,13 +15,15 @@ from collections.abc import Iterable
 
 import msgspec
 
+from backends.dialect import Dialect
+from backends.registry import dialect_of
 from wire.events import Scope
 from wire.outcomes import ClientGone, DeadlinePassed, EngineFailed, InvalidRequest, NoHealthyNode, Outcome, RoostError
 
 from .accesslog import AccessLog
 from .answer import AnswerFilter, RequestRefused, error_code, is_clients_fault, rename
 from .auth import ALL_TENANTS, Authenticator, Caller
-from .body import Body, parse_body
+from .body import Body, encode, parse_body
 from .bounds import GenerationBounds
 from .catalog_source import CatalogSource
 from .copies import Copies
@@ -230,7 +232,9 @@ class DataPlane:
         True where the engine told of its failure inside of an answer that had begun. Raises EngineFailed.
         """
         target = job.target
-        body = job.body.for_engine(lease.adapter, salt=target.salt)
+        dialect = dialect_of(lease.backend)
+        called = dialect.model(target.demand.base, lease.adapter)
+        ask = dialect.ask(exchange.path, job.body.fields_for(called, salt=target.salt))
         # its own id for each attempt: an engine that is told to abort an id ends every request of that id
         engine_id = b"%s-%x" % (trace.request_id, lease.number)
         trace.forwarded_at = self._loop.time()
@@ -239,18 +243,18 @@ class DataPlane:
             lease.host,
             lease.port,
             method=b"POST",
-            target=exchange.path.encode(),
+            target=ask.path.encode(),
             headers=[_JSON, (b"x-request-id", engine_id), *_credentials(lease)],
-            body=body,
+            body=encode(ask.fields),
             deadline=job.deadline,
         )
         headers = answer_headers(trace, lease)
         try:
             if response.status != 200:
-                await self._engine_refusal(response, lease, target)
+                await self._engine_refusal(response, lease, target, dialect)
             if job.metered:
                 trace.meter = UsageMeter(stream=job.body.stream, hides=job.hides_usage)
-            answer = AnswerFilter(lease.adapter, target.shown, trace.meter)
+            answer = AnswerFilter(called, target.shown, trace.meter, ask.answer)
             return await self._relay(exchange, trace, response, headers, answer)
         except RequestRefused as refused:
             trace.status = refused.status
@@ -275,15 +279,18 @@ class DataPlane:
             trace.fail(EngineFailed(f"engine {trace.engine} failed while it generated"))
         return answer.engine_error
 
-    async def _engine_refusal(self, response: UpstreamResponse, lease: Lease, target: Target) -> None:
+    async def _engine_refusal(self, response: UpstreamResponse, lease: Lease, target: Target, dialect: Dialect) -> None:
         """Raise what an answer other than 200 means.
 
         404 too is a failure of the engine: the lease promised that it has the adapter.
         """
-        body = await response.read(_MAX_ERROR_BYTES)
-        if is_clients_fault(response.status):
-            raise RequestRefused(response.status, rename(body, lease.adapter.encode(), target.shown.encode()))
-        detail = error_code(body) or response.status
+        status, body = dialect.refusal(response.status, await response.read(_MAX_ERROR_BYTES))
+        if is_clients_fault(status):
+            called = dialect.model(target.demand.base, lease.adapter)
+            for name in (called, lease.adapter):
+                body = rename(body, name.encode(), target.shown.encode())
+            raise RequestRefused(status, body)
+        detail = error_code(body) or status
         raise EngineFailed(f"engine {lease.engine} on node {lease.node.name} answered {detail}")
 
     def _refuse(self, exchange: Exchange, trace: Trace, error: RoostError) -> None:

@@ -39,8 +39,8 @@ class Lease:
     """A granted lease. Whoever holds it calls ``release`` exactly once or more; only the first call counts."""
 
     __slots__ = (
-        "_desk", "_released", "adapter", "engine", "held_for", "host", "node", "number", "port", "token", "until",
-        "waited",
+        "_desk", "_released", "adapter", "backend", "engine", "held_for", "host", "node", "number", "port", "token",
+        "until", "waited",
     )  # fmt: skip
 
     def __init__(self, desk: LeaseDesk, node: Node, granted: Granted, held_for: str, until: float) -> None:
@@ -57,6 +57,7 @@ class Lease:
         self.adapter = granted.adapter
         self.waited = granted.waited
         self.token = granted.token
+        self.backend = granted.backend
 
     def release(self, *, engine_failed: bool = False) -> None:
         """Give it back. ``engine_failed`` has the sidecar look at the engine at once."""

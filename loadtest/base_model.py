@@ -47,7 +47,7 @@ def write_base(folder: Path, size: BaseSize, seed: int) -> Path:
         for name, shape in _shapes(size)
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    _write_tokenizer(folder)
+    write_tokenizer(folder)
     return folder
 
 
@@ -90,7 +90,8 @@ def _shapes(size: BaseSize) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "lm_head.weight", (VOCABULARY, hidden)
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
+    """A tokenizer of bytes. Raises InvalidRequest without a tokenizer's library."""
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers
         from transformers import PreTrainedTokenizerFast

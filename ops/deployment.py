@@ -161,6 +161,7 @@ def derive_training(config: RoostConfig, layout: Layout) -> TrainingSettings | N
         registrar_endpoint=deployment.gateway.registrar_endpoint,
         state_dir=str(layout.training),
         log_dir=str(layout.logs),
+        max_generated_tokens=config.gateway.max_generated_tokens,
         curve=deployment.gateway.curve,
         **_fields(TrainingTuning, training) | {"tokenizer": tokenizer},
     )

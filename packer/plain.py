@@ -58,7 +58,7 @@ def write_plain(file: RevisionFile, folder: Path, dtype: str, base: BaseShape | 
     Raises Unfit for experts whose names or order in the base can't be known from the file, where ``base`` is None.
     """
     uneven = bool(file.manifest.ranks or file.manifest.alphas)
-    content = _apart(file.content, base)
+    content = apart(file.content, base)
     rank = max(pair.rank for pair in content.pairs)
     rows = sorted(_rows(file, content), key=lambda row: row.stem)
     computing: dict[str, Any] = {"r": rank, "lora_alpha": rank, "use_rslora": False}
@@ -101,8 +101,8 @@ class _Row(NamedTuple):
     rows: slice
 
 
-def _apart(content: Content, base: BaseShape | None) -> Content:
-    """The same adapter with each expert's gate, up and down apart."""
+def apart(content: Content, base: BaseShape | None) -> Content:
+    """The same adapter with each layer's experts as gate, up and down."""
     pairs = [pair for pair in content.pairs if not pair.place.expert]
     for layer in sorted({pair.place.layer for pair in content.pairs if pair.place.expert}):
         given = {pair.place.module: pair for pair in content.pairs if pair.place.expert and pair.place.layer == layer}

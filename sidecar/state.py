@@ -101,6 +101,7 @@ class NodeState:
             port=engine.port,
             adapter=lease.adapter or served_base,
             token=engine.token,
+            backend=engine.settings.backend,
             waited=waited,
         )
         self.effects.extend(Answer(ask=ask, answer=granted) for ask in asks)

@@ -155,34 +155,56 @@ def chat_prompt(base: Path, content: str) -> str:
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def reference_answer(base: Path, adapter: Path | None, prompt: str, max_tokens: int) -> str:
-    """The greedy continuation of ``prompt``, computed by transformers and PEFT in float32."""
+def _adapted(base: Path, adapter: Path | None) -> Any:
+    if adapter is None:
+        return _loaded_base(base)[0]
+    return _loaded_adapter(base, adapter, max(file.stat().st_mtime_ns for file in adapter.iterdir()))
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded_adapter(base: Path, adapter: Path, _: int) -> Any:
+    import peft
     from transformers import AutoModelForCausalLM
 
-    model, tokenizer = _loaded_base(base)
-    if adapter is not None:
-        import peft
+    # PEFT injects its layers in place: a model of its own keeps the cached base clean
+    fresh = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return peft.PeftModel.from_pretrained(fresh, adapter)
 
-        # PEFT injects its layers in place: a model of its own keeps the cached base clean
-        fresh = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        model = peft.PeftModel.from_pretrained(fresh, adapter)
+
+def text_of(base: Path, tokens: Sequence[int]) -> str:
+    """What the base's tokenizer makes of token ids."""
+    return str(_loaded_base(base)[1].decode(list(tokens)))
+
+
+def reference_answer(base: Path, adapter: Path | None, prompt: str, max_tokens: int) -> str:
+    """The greedy continuation of ``prompt``, computed by transformers and PEFT in float32."""
+    model, tokenizer = _adapted(base, adapter), _loaded_base(base)[1]
     tokens = tokenizer(prompt, return_tensors="pt")
     with torch.inference_mode():
         made = model.generate(**tokens, max_new_tokens=max_tokens, do_sample=False, pad_token_id=256)
     return str(tokenizer.decode(made[0, tokens["input_ids"].shape[1] :]))
 
 
+def reference_scores(base: Path, adapter: Path | None, tokens: Sequence[int]) -> Any:
+    """Log-probabilities of each token's successor, (tokens, vocabulary) as float32, by transformers and PEFT."""
+    model = _adapted(base, adapter)
+    with torch.inference_mode():
+        logits = model(torch.tensor([list(tokens)])).logits[0]
+    return torch.log_softmax(logits.float(), dim=-1).numpy()
+
+
 def make_merged(folder: Path, base: Path, adapter: Path) -> Path:
-    """Write ``base`` with an adapter's product added to each weight, computed in float32."""
+    """Write ``base`` with an adapter's product added to each weight, computed in float32. Patterns name modules."""
     from safetensors.torch import load_file
 
     settings = json.loads((adapter / "adapter_config.json").read_text())
-    rank, alpha = settings["r"], settings["lora_alpha"]
-    scale = alpha / rank**0.5 if settings.get("use_rslora") else alpha / rank
+    alphas = settings.get("alpha_pattern", {})
     weights = load_file(base / "model.safetensors")
     factors = load_file(adapter / "adapter_model.safetensors")
     for name in (name for name in factors if name.endswith(".lora_A.weight")):
         a, b = factors[name].float(), factors[name.replace("lora_A", "lora_B")].float()
+        module = name.removesuffix(".lora_A.weight").rpartition(".")[2]
+        scale = alphas.get(module, settings["lora_alpha"]) / (len(a) ** 0.5 if settings.get("use_rslora") else len(a))
         weights[name.removeprefix("base_model.model.").replace("lora_A.", "")] += scale * (b @ a)
     shutil.copytree(base, folder)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

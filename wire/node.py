@@ -59,7 +59,7 @@ class Granted(NodeMessage, frozen=True, kw_only=True):
     """Send the request to ``host:port`` with ``model`` set to ``adapter`` (or the base's served name).
 
     ``waited`` says whether the grant had to wait for a load: hot grants are immediate. ``token`` is the bearer token
-    that the engine wants with each request, if any; it goes into no log.
+    that the engine wants with each request, if any; it goes into no log. ``backend`` says how the engine is asked.
     """
 
     lease: int
@@ -69,6 +69,7 @@ class Granted(NodeMessage, frozen=True, kw_only=True):
     adapter: str
     waited: bool = False
     token: str = ""
+    backend: str = "vllm"
 
 
 class Refused(NodeMessage, frozen=True, kw_only=True):

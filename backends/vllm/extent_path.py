@@ -11,6 +11,7 @@ import re
 import msgspec
 
 from backends.extent_record import HEADER_BYTES
+from backends.interface import Installable
 
 SCHEME = "roost-arena"
 _PREFIX = f"{SCHEME}:///"
@@ -34,6 +35,11 @@ class ExtentPath(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         numbers = "&".join(f"{name}={getattr(self, name)}" for name in _NUMBERS)
         return f"{_PREFIX}{self.segment}?{numbers}&digest={self.digest}"
+
+
+def extent_of(adapter: Installable) -> ExtentPath:
+    """Where the revision's bytes lie."""
+    return ExtentPath(adapter.segment, adapter.offset, adapter.length, adapter.generation, adapter.digest)
 
 
 def is_extent(path: str) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
+
+from backends.seams import complaint
 
 # tried end to end: 0.32.0 on CPU, 0.22.1 on CUDA; any other is accepted where its seams look the same
 TRIED = "0.32.0 and 0.22.1"
@@ -104,11 +103,6 @@ def check_attributes(thing: Any, names: Sequence[str]) -> None:
 
 def check(seams: dict[str, tuple[str, ...]]) -> None:
     """Raises UnsupportedVllm naming the first seam that is missing or has other parameters."""
-    for seam, expected in seams.items():
-        module, _, name = seam.partition(":")
-        try:
-            found = tuple(inspect.signature(attrgetter(name)(importlib.import_module(module))).parameters)
-        except (ImportError, AttributeError) as error:
-            raise UnsupportedVllm(f"this vLLM has no {seam} (tried with {TRIED}): {error}") from error
-        if found != expected:
-            raise UnsupportedVllm(f"{seam} takes {found}, not {expected} (tried with {TRIED})")
+    problem = complaint(seams)
+    if problem:
+        raise UnsupportedVllm(f"this vLLM is not one that we know (tried with {TRIED}): {problem}")

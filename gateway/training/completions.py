@@ -39,13 +39,15 @@ class _Answer(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Answer)
 
 
-def request_body(model: str, ask: Sample) -> dict[str, Any]:
-    """The JSON of ``POST /v1/completions``."""
+def request_body(model: str, ask: Sample, most_tokens: int) -> dict[str, Any]:
+    """The JSON of ``POST /v1/completions``. A sample without a bound has ``most_tokens``, which all its sequences may
+    have together, and ends with the engine's context before.
+    """
     body: dict[str, Any] = {
         "model": model,
         "prompt": ask.prompt,
         "n": ask.count,
-        "max_tokens": ask.max_tokens,
+        "max_tokens": most_tokens // ask.count if ask.max_tokens is None else ask.max_tokens,
         "temperature": ask.temperature,
         "top_p": ask.top_p,
         "top_k": ask.top_k,

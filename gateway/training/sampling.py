@@ -45,10 +45,14 @@ class _Refusal(msgspec.Struct):
 
 
 class GatewayClient:
-    """The gateway, as a client with the service's own key sees it. Made and used on one event loop."""
+    """The gateway, as a client with the service's own key sees it. Made and used on one event loop.
 
-    def __init__(self, url: str, key_file: str, *, timeout_s: float) -> None:
+    ``most_tokens`` is what it lets one request have generated.
+    """
+
+    def __init__(self, url: str, key_file: str, *, timeout_s: float, most_tokens: int) -> None:
         self._url = url
+        self._most_tokens = most_tokens
         self._key_file = Path(key_file) if key_file else None
         self._timeout_s = timeout_s
         self._http: aiohttp.ClientSession | None = None
@@ -56,7 +60,7 @@ class GatewayClient:
 
     async def sample(self, model: str, ask: Sample) -> Sampled:
         """Raises InvalidRequest where the gateway finds the request at fault, DeadlinePassed when time is up."""
-        body = msgspec.json.encode(request_body(model, ask))
+        body = msgspec.json.encode(request_body(model, ask, self._most_tokens))
         wait_s, failures = _FIRST_WAIT_S, 0
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -66,7 +66,12 @@ class TrainingService:
         )
         self._executor = Executor(self.journal, trainees, publisher, folder, revision_dtype=settings.revision_dtype)
         self._lines = Lines(self.journal, self._executor, futures, gap_s=settings.gap_s)
-        gateway = GatewayClient(settings.gateway_url, settings.key_file, timeout_s=settings.sample_timeout_s)
+        gateway = GatewayClient(
+            settings.gateway_url,
+            settings.key_file,
+            timeout_s=settings.sample_timeout_s,
+            most_tokens=settings.max_generated_tokens,
+        )
         self._samples = Samples(self.journal, gateway, futures, at_once=settings.samples_at_once)
         shared = Services(
             settings=settings,

@@ -39,7 +39,8 @@ class TrainingSettings(TrainingTuning, frozen=True, forbid_unknown_fields=True, 
     """``base`` is the catalog's name of the base that ``trainer`` has loaded.
 
     It listens on the socket file ``socket``, behind the gateway at ``gateway_url``, which it asks for samples with the
-    key in ``key_file`` (none where the gateway is anonymous). ``state_dir`` holds its journal and its checkpoints.
+    key in ``key_file`` (none where the gateway is anonymous) and which lets one of them have ``max_generated_tokens``.
+    ``state_dir`` holds its journal and its checkpoints.
     """
 
     base: str
@@ -48,6 +49,7 @@ class TrainingSettings(TrainingTuning, frozen=True, forbid_unknown_fields=True, 
     gateway_url: str
     key_file: str = ""
     anonymous: bool = False
+    max_generated_tokens: int = 1 << 18
     catalog_dir: str
     store_dir: str
     store: StoreLocation = OWN_FOLDER

@@ -1,10 +1,10 @@
-"""What it costs to have an adapter of every expert in a running engine: ours beside stock vLLM's, in the same engine.
+"""What it costs to have an adapter of every expert in a running engine: ours beside the stock way, in the same engine.
 
-Loads go through the driver and the server's HTTP (``server``), and as calls of a worker in the same engine
-(``inside``), where slots are compared too. The figures without a word in front are the server's on a CPU and the
-worker's on a GPU; the others have ``worker_`` or ``server_`` in front. ``live_`` is through the server while a
-stream of the base runs, whose longest gap is told in its usual intervals; such a load waits for the step that runs, and
-on a GPU for one more, until the engine looks whether the transfer is over.
+Loads go through the driver and the server's HTTP (``server``), and into vLLM as calls of a worker in the same engine
+(``inside``), where slots are compared too. The figures without a word in front are a worker's on a GPU, where there is
+one, and the server's elsewhere; the others have ``worker_`` or ``server_`` in front. ``live_`` is through the server
+while a stream of the base runs, whose longest gap is told in its usual intervals; such a load waits for the step that
+runs, and on a GPU for one more, until the engine looks whether the transfer is over.
 
 A stock engine loads one after another: one round of 16 loads gives the figures of its first 1, 4 and 8 as well.
 """
@@ -23,23 +23,24 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from backends.interface import EngineSettings
-from backends.vllm.command import command_for, device_of
+from backends.vllm.command import command_for
 from loadtest.report import environment, write_report
 
 from .adapters import Adapter, Adapters
 from .bases import SLOTS, Base, base_for, slot_rank
+from .engines import device_of, engine_settings, stand_ins, target_names, version_of
 from .figures import named
 from .jobs import Answered, Grid, Job, Live, Measure, Measured, Served
-from .server import engine_settings, measure
+from .server import measure
 
 PARTS = ("worker", "server", "ranks")
 _HIGH_RANKS = (16, 32)
 _PROCESS_S = 3600.0
-_STAND_IN = {"weights": "made up by the engine (load format dummy)"}
 _STOCK_ROUNDS = "the first 1, 4 and 8 of a round of 16 loads give the figures of so many"
 # a load of a high rank takes stock vLLM seconds at full size, during which a stream stands still
 _STOCK_BESIDE_HIGH_RANKS = 1
+# of the adapters whose files were counted tensor by tensor in the published case
+_SGLANG_RANKS = (1, 8)
 
 
 def run(
@@ -60,14 +61,17 @@ def run(
     answers are compared too, at rank 1, where there is a ``worker`` part. The report is written after each, so that a
     later one that fails costs only itself. Raises RuntimeError.
     """
-    base = base_for(device_of(EngineSettings(name="install", base="", fingerprint="", device=device)))
+    base = base_for(device_of(engine, device), engine)
+    if engine == "sglang":
+        # it has no worker of ours to call
+        parts = {part for part in parts if part != "worker"}
     report = _Report(file, engine, base, seed)
     with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
-        bench = _Bench(Path(scratch), base, seed, small, say, report)
+        bench = _Bench(Path(scratch), base, engine, seed, small, say, report)
         if {"worker", "server"} & set(parts):
-            bench.measure((1,), parts, tokens=tokens and "worker" in parts)
+            bench.measure(_SGLANG_RANKS if engine == "sglang" else (1,), parts, tokens=tokens and "worker" in parts)
         if "ranks" in parts:
-            bench.measure(_HIGH_RANKS, ("worker", "server"))
+            bench.measure(_HIGH_RANKS, ("server",) if engine == "sglang" else ("worker", "server"))
     if plot is not None:
         from .picture import draw
 
@@ -78,6 +82,7 @@ def run(
 class _Bench(NamedTuple):
     root: Path
     base: Base
+    engine: str
     seed: int
     small: bool
     say: Callable[[str], None]
@@ -89,10 +94,11 @@ class _Bench(NamedTuple):
             measures = []
             for rank in ranks:
                 self.say(f"Making adapters of rank {rank}")
-                adapters = made.enter_context(Adapters(self.root, self.base.shape, rank, SLOTS, self.seed))
+                targets = target_names(self.engine)
+                adapters = made.enter_context(Adapters(self.root, self.base.shape, rank, SLOTS, self.seed, targets))
                 measures.append(self._wanted(adapters.named(SLOTS), rank, ways))
             self.say("Loads into a running engine")
-            asyncio.run(measure(self.root, self.base, measures, self._found))
+            asyncio.run(measure(self.root, self.base, self.engine, measures, self._found))
             if tokens:
                 self.say("Answers")
                 self.report.add_answers(_answers(self.root, self.base, measures[0], self.seed))
@@ -102,12 +108,14 @@ class _Bench(NamedTuple):
         self.report.add(found)
 
     def _wanted(self, adapters: list[tuple[str, Adapter]], rank: int, ways: Collection[str]) -> Measure:
-        on_gpu = self.base.device == "cuda"
-        # what a server adds to an install is much the same for all
-        worth = rank == 1 and (not on_gpu or not self.small)
+        # what a server adds to an install is much the same for all: a few do where a worker's figures stand beside them
+        if rank == 1:
+            worth = not self.small or _report_through(self.base, self.engine) == "server"
+        else:
+            worth = not self.small and "worker" not in ways
         few = Grid({1: 10, SLOTS: 3} if rank == 1 else {}, 0)
         full = Grid({1: 10, 4: 3, 8: 3, 16: 3}, 1 if self.small else 3)
-        stock_n = _STOCK_BESIDE_HIGH_RANKS if on_gpu and rank > 1 else SLOTS
+        stock_n = _stock_beside_a_stream(self.base, self.engine, rank)
         live = Live(3 if self.small else 5, 1 if self.small else 3, stock_n)
         return Measure(
             rank, adapters,
@@ -122,12 +130,15 @@ class _Report:
         self.summary: dict[str, Any] = {}
         self._samples: dict[str, Any] = {}
         self._file = file
-        self._plain = "worker" if base.device == "cuda" else "server"
-        high = _STOCK_BESIDE_HIGH_RANKS if base.device == "cuda" else SLOTS
-        self._environment = environment(seed=seed, engine=engine, stand_in=_STAND_IN) | {
+        self._plain = _report_through(base, engine)
+        told = {
             "base": base.name, "device": base.device, "measured_through": self._plain, "stock_rounds": _STOCK_ROUNDS,
-            "stock_loads_beside_a_stream": {"rank 1": SLOTS, "higher": high},
+            "stock_loads_beside_a_stream": {
+                "rank 1": _stock_beside_a_stream(base, engine, 1), "higher": _stock_beside_a_stream(base, engine, 2),
+            },
         }  # fmt: skip
+        where = environment(seed=seed, engine=engine, stand_in=stand_ins(engine, base.device))
+        self._environment = where | told | version_of(engine)
 
     def add(self, one: Measured | Served) -> None:
         if isinstance(one, Measured):
@@ -154,6 +165,17 @@ class _Report:
 
     def _write(self) -> None:
         write_report(self._file, self._environment, self._samples, self.summary)
+
+
+def _report_through(base: Base, engine: str) -> str:
+    """Where a report's figures without a word in front come from."""
+    return "worker" if base.device == "cuda" and engine == "vllm" else "server"
+
+
+def _stock_beside_a_stream(base: Base, engine: str, rank: int) -> int:
+    """How many loads of the stock way a stream is told beside."""
+    full_size = base.device == "cuda" and engine == "vllm"
+    return _STOCK_BESIDE_HIGH_RANKS if full_size and rank > 1 else SLOTS
 
 
 def _answers(root: Path, base: Base, measure: Measure, seed: int) -> Answered:

@@ -14,6 +14,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--full", action="store_true", help="more rounds")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--part", choices=PARTS, action="append", help="what to measure (default: all)")
     parser.add_argument("--no-tokens", action="store_true", help="compare no answers, which takes an engine of its own")
@@ -21,7 +22,8 @@ def main() -> None:
     given = parser.parse_args()
     summary = run(
         given.json, small=not given.full, seed=given.seed, say=lambda text: print(text, flush=True),
-        device=given.device, tokens=not given.no_tokens, parts=given.part or PARTS, plot=given.plot,
+        engine=given.engine, device=given.device, parts=given.part or PARTS, tokens=not given.no_tokens,
+        plot=given.plot,
     )  # fmt: skip
     print(json.dumps(summary, indent=1))
 

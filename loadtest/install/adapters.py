@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import shutil
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from blake3 import blake3
 
 from backends.interface import Installable
 from catalog.names import adapter_name
+from packer import adapter_config
 from packer.revision import Pair, make_content
 from packer.shape import BaseShape
 from packer.unpack import write_peft
@@ -51,10 +54,14 @@ class Adapter(msgspec.Struct, frozen=True):
 class Adapters:
     """``count`` adapters of ``rank`` over ``shape``, or as many as the bytes allow.
 
-    A context that makes them, of gigabytes of the host's memory, and removes them.
+    A context that makes them, of gigabytes of the host's memory, and removes them. ``targets`` are what their folders
+    name as adapted modules, for a loader that takes no expression.
     """
 
-    def __init__(self, root: Path, shape: BaseShape, rank: int, count: int, seed: int) -> None:
+    def __init__(
+        self, root: Path, shape: BaseShape, rank: int, count: int, seed: int, targets: Sequence[str] = ()
+    ) -> None:
+        self._targets = targets
         self._folders = root / f"rank-{rank}"
         content = make_content(_pairs(shape, rank), "BF16", rank=rank, alpha=SCALE * rank, rslora=False)
         header = content.header()
@@ -88,6 +95,9 @@ class Adapters:
         arena.seal(extent, digest)
         folder = self._folders / str(number)
         write_peft(view, folder)
+        if self._targets:
+            config = folder / adapter_config.NAME
+            config.write_text(json.dumps(json.loads(config.read_text()) | {"target_modules": [*self._targets]}))
         return Adapter(digest, self._rank, arena.segment, extent, len(self._header), str(folder))
 
     def named(self, count: int) -> list[tuple[str, Adapter]]:

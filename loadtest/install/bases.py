@@ -1,4 +1,8 @@
-"""The bases that installs are measured on: 48 layers of 128 experts, at full size on a GPU and narrow on a CPU."""
+"""The bases that installs are measured on: 48 layers of 128 experts, at full size on a GPU and narrow on a CPU.
+
+SGLang's are narrow everywhere, as it takes no adapters over weights that it makes up, and of 8 layers on a CPU, where
+experts with adapters are stood in for, step by step in torch.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,14 @@ from pathlib import Path
 
 import msgspec
 
+from loadtest.base_model import BaseSize, write_base, write_tokenizer
 from packer.shape import BaseShape
 
 # the smallest that engines take; an adapter of rank 1 in it leaves 7 of 8 rows to be zeroed
 _SLOT_RANKS = (8, 16, 32, 64)
 SLOTS = 16
 CONTEXT = 4096
+_SEED = 1
 
 _COMMON = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": 48, "num_experts": 128,
@@ -35,24 +41,37 @@ NARROW = _COMMON | {
 
 
 class Base(msgspec.Struct, frozen=True):
-    """A base on one kind of device (``cpu`` or ``cuda``); its weights are what the engine makes up."""
+    """A base on one kind of device (``cpu`` or ``cuda``); its weights are what the engine makes up, unless ``weights``
+    are drawn for one that won't.
+    """
 
     name: str
     device: str
     config: Mapping[str, object]
+    weights: BaseSize | None = None
 
     @property
     def shape(self) -> BaseShape:
         return BaseShape.from_config(json.dumps(self.config).encode())
 
     def write(self, folder: Path) -> Path:
-        """The checkpoint's folder: a configuration, no weights."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(self.config))
+        """The checkpoint's folder: a configuration, a tokenizer of bytes, weights where they are drawn. Raises
+        InvalidRequest.
+        """
+        if not folder.exists() and self.weights is not None:
+            write_base(folder, self.weights, _SEED)
+        elif not folder.exists():
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text(json.dumps(self.config))
+            write_tokenizer(folder)
         return folder
 
 
-def base_for(device: str) -> Base:
+def base_for(device: str, engine: str = "vllm") -> Base:
+    if engine == "sglang":
+        layers = 8 if device == "cpu" else 48
+        size = BaseSize(layers, experts=128, hidden=64, intermediate=32, context=CONTEXT)
+        return Base(f"qwen3-moe-narrow-{layers}-layers", device, NARROW | {"num_hidden_layers": layers}, size)
     if device == "cuda":
         return Base("qwen3-30b-a3b", device, QWEN3_30B_A3B)
     return Base("qwen3-moe-narrow", device, NARROW)

@@ -1,8 +1,8 @@
 """Installs through a server and its driver: time, alone and beside a stream of the base, and the stream's longest gaps.
 
-The server has our plug-in, and its workers measure installs by themselves as well (``inside``). The stock way is the
-load call of a PEFT folder, which the plug-in hands to vLLM's loader after it has seen to it that a slot is free; such
-loads are sent at once, as a stock server gets them.
+The server has our additions, and the workers of a vLLM measure installs by themselves as well (``inside``). The stock
+way is the load call of a PEFT folder (``engines`` says what becomes of it); such loads are sent at once, as a stock
+server gets them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from backends.interface import EngineSettings, Health, Installable
+from backends.interface import EngineBackend, EngineSettings, Health, Installable
+from backends.registry import make_backend
+from backends.sglang.client import SglangClient
 from backends.vllm.client import VllmClient
-from backends.vllm.driver import VllmBackend
 
 from .adapters import Adapter
-from .bases import CONTEXT, SLOTS, Base, slot_rank
+from .bases import Base
+from .engines import client_of, engine_settings
 from .figures import Gaps, Round, Rounds, intervals_ms
 from .jobs import EXTENSION, MEASURE, Grid, Live, Measure, Measured, Served
 from .streaming import TokenStream
 
-_START_S = 600.0
 _LOAD_S = 300.0
 _WORKER_S = 3600.0
 # tokens of the stream before loads are sent, and after the last of them
@@ -40,18 +41,21 @@ Way = Callable[[list[tuple[str, Adapter]]], Awaitable[tuple[list[str], list[floa
 
 
 async def measure(
-    root: Path, base: Base, measures: Sequence[Measure], found: Callable[[Measured | Served], None]
+    root: Path, base: Base, engine: str, measures: Sequence[Measure], found: Callable[[Measured | Served], None]
 ) -> None:
     """Start a server with slots for all of ``measures``, do them, tell what was ``found``, and end it.
 
     Raises RuntimeError where it can't.
     """
-    settings = _measuring(engine_settings(base, max(one.rank for one in measures), base.write(root / base.name)))
-    backend = VllmBackend(settings, run_dir=root / "run", log_dir=root)
+    rank = max(one.rank for one in measures)
+    settings = engine_settings(base, rank, base.write(root / base.name), engine)
+    if any(one.worker is not None for one in measures):
+        settings = _measuring(settings)
+    backend = make_backend(settings, run_dir=root / "run", log_dir=root)
     await backend.start()
     try:
         await _until_ready(backend)
-        client = VllmClient(*backend.address(), backend.token())
+        client = client_of(backend)
         try:
             for one in measures:
                 if one.worker is not None:
@@ -65,7 +69,7 @@ async def measure(
 
 
 class _Session:
-    def __init__(self, backend: VllmBackend, client: VllmClient, model: str, measure: Measure) -> None:
+    def __init__(self, backend: EngineBackend, client: VllmClient | SglangClient, model: str, measure: Measure) -> None:
         self._backend, self._client, self._model = backend, client, model
         self._wanted = measure
         self._found = Served(measure.rank, Rounds(), Rounds(), Gaps())
@@ -119,7 +123,7 @@ class _Session:
         return found
 
     async def _ours(self, named: list[tuple[str, Adapter]]) -> tuple[list[str], list[float]]:
-        """All asked of the driver at once, which sends one after another. Their names, and when each was there."""
+        """All asked of the driver at once, which sends as many as the engine takes. Their names, and when each came."""
 
         async def install(adapter: Installable) -> float:
             await self._backend.install(adapter, _LOAD_S)
@@ -145,7 +149,7 @@ def _measuring(settings: EngineSettings) -> EngineSettings:
     )
 
 
-async def _in_its_worker(backend: VllmBackend, measure: Measure) -> Measured:
+async def _in_its_worker(backend: EngineBackend, measure: Measure) -> Measured:
     """The engine does nothing else meanwhile. Raises RuntimeError."""
     host, port = backend.address()
     body = {"method": MEASURE, "args": [msgspec.json.encode(measure).decode()]}
@@ -160,19 +164,7 @@ async def _in_its_worker(backend: VllmBackend, measure: Measure) -> Measured:
         return msgspec.json.decode(measured, type=Measured)
 
 
-def engine_settings(base: Base, rank: int, folder: Path) -> EngineSettings:
-    """An engine of made-up weights with SLOTS slots for adapters of ``rank``; ``folder`` holds its configuration."""
-    extra = ["--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager", "--no-enable-prefix-caching"]
-    if base.device == "cuda":
-        extra += ["--gpu-memory-utilization", "0.92"]
-    return EngineSettings(
-        name="install", base=base.name, model_path=str(folder), fingerprint="0" * 64, slots=SLOTS,
-        max_rank=slot_rank(rank), dtype="bfloat16", max_model_len=CONTEXT, max_num_seqs=SLOTS + 1, device=base.device,
-        extra_args=tuple(extra), env={"VLLM_USE_FLASHINFER_SAMPLER": "0"}, start_timeout_s=_START_S,
-    )  # fmt: skip
-
-
-async def _until_ready(backend: VllmBackend) -> None:
+async def _until_ready(backend: EngineBackend) -> None:
     while True:
         health = await backend.health()
         if health is Health.READY:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import typer
 from rich.text import Text
 
+from backends.sglang.command import interpreter as sglang_python
 from gateway.http import connections_within
 from sidecar.arena import segment_name
 from wire.outcomes import ArtifactUnavailable, RoostError, StorageFull
@@ -133,6 +134,19 @@ def check_attached(config: RoostConfig, _layout: Layout) -> Finding:
     return Finding("attached engines", Grade.OK, told)
 
 
+def check_sglang(config: RoostConfig, _layout: Layout) -> Finding:
+    asked = any(engine.backend == "sglang" and not engine.attach for engine in config.node.engines)
+    try:
+        python = Path(sglang_python())
+    except RoostError as error:
+        return Finding("sglang", Grade.FAIL if asked else Grade.OK, error.message, "`make sglang`" if asked else "")
+    places = map(str, python.parent.parent.glob("lib/python*/site-packages"))
+    found = [one.version for one in metadata.distributions(name="sglang", path=[*places])]
+    if not found:
+        return Finding("sglang", Grade.FAIL, f"{python} has no sglang", "`make sglang`")
+    return Finding("sglang", Grade.OK, f"sglang {found[0]}, in an environment of its own")
+
+
 def check_gateway_port(config: RoostConfig, layout: Layout) -> Finding:
     host, port = config.gateway.host, config.gateway.port
     state = read_state(layout.state_file)
@@ -243,6 +257,6 @@ def _version(name: str) -> str | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    check_python, check_engine_packages, check_torch, check_plugin, check_attached, check_gateway_port,
+    check_python, check_engine_packages, check_torch, check_plugin, check_sglang, check_attached, check_gateway_port,
     check_shared_memory, check_open_files, check_permissions, check_disk, check_store, check_journal,
 )  # fmt: skip

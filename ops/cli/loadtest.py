@@ -34,6 +34,7 @@ class Engine(enum.StrEnum):
     """Engines whose installs can be measured."""
 
     VLLM = "vllm"
+    SGLANG = "sglang"
 
 
 class Device(enum.StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import subprocess
 import sys
@@ -34,6 +35,13 @@ from .session import AsJson, StateDir, default_file, session
 POLL_S = 0.2
 
 
+class Backend(enum.StrEnum):
+    """Engines that can be started."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
 def register(app: typer.Typer) -> None:
     app.command("up")(up)
     app.command("down")(down)
@@ -44,8 +52,9 @@ def up(
     config: ConfigFile = None,
     state_dir: StateDir = None,
     base: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=PATH", help="Start a vLLM engine for this base; repeat for more.")
+        list[str] | None, typer.Option(metavar="NAME=PATH", help="Start an engine for this base; repeat for more.")
     ] = None,
+    backend: Annotated[Backend, typer.Option(help="What --base's engines are.")] = Backend.VLLM,
     slots: Annotated[int, typer.Option(min=1, help="Adapter slots of each engine of --base.")] = 8,
     max_rank: Annotated[int, typer.Option(min=1, help="Largest rank of --base's engines.")] = 16,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float32, ...")] = "auto",
@@ -69,8 +78,9 @@ def up(
         "gateway.anonymous": True if allow_anonymous else None,
     }
     shape = EngineConfig(
-        base="", slots=slots, max_rank=max_rank, dtype=dtype, max_model_len=max_model_len, count=engines
-    )
+        base="", backend=backend.value, slots=slots, max_rank=max_rank, dtype=dtype, max_model_len=max_model_len,
+        count=engines,
+    )  # fmt: skip
     wanted = [_engine(text, shape) for text in base or ()]
     settled = with_engines(load(config or default_file(), os.environ, overrides), wanted)
     layout = Layout.of(settled.state_dir)

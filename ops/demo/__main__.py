@@ -1,4 +1,7 @@
-"""``make demo``: trains adapters, publishes them, serves them on a real engine, and checks every answer."""
+"""``make demo``: trains adapters, publishes them, serves them on a real engine, and checks every answer.
+
+The environment's ENGINE says on which: vllm (the default) or sglang.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,15 @@ TENANT = "demo"
 SECOND_REVISION = "pirate-polite"
 POLICIES = [name for name in RECIPES if name != SECOND_REVISION]
 CACHE = Path(".cache/demo")
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
 class Demo:
     """One run, on a state folder of its own."""
 
-    def __init__(self, cache: DemoPaths) -> None:
+    def __init__(self, cache: DemoPaths, engine: str) -> None:
         self._cache = cache
+        self._engine = engine
         self._layout = Layout.of(str(cache.root / "mesh"))
         self._url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ROOST_")}
@@ -44,12 +49,13 @@ class Demo:
         self._python("ops.demo.train", str(self._cache.root))
         OUT.print(f"  {len(RECIPES)} adapters of rank {RANK} over one base, in {self._cache.root}")
 
-        heading("2. The mesh: registrar, sidecar, a vLLM engine, gateway")
+        heading(f"2. The mesh: registrar, sidecar, an engine ({ENGINES[self._engine]}), gateway")
         base = f"{BASE}={self._cache.base}"
         port = self._url.rpartition(":")[2]
         self._roost(
-            "up", "--detach", "--base", base, "--max-rank", str(RANK), "--max-model-len", "1024", "--port", port
-        )
+            "up", "--detach", "--base", base, "--backend", self._engine, "--max-rank", str(RANK),
+            "--max-model-len", "1024", "--port", port,
+        )  # fmt: skip
 
         heading("3. Each adapter becomes a policy")
         for name in POLICIES:
@@ -109,11 +115,11 @@ def heading(text: str) -> None:
     OUT.print(Rule(text, align="left", style="green"))
 
 
-def tell_next_steps(cache: DemoPaths) -> None:
+def tell_next_steps(cache: DemoPaths, engine: str) -> None:
     """The same by hand, with the models that are there now."""
     OUT.print("Try it yourself:")
     for command in (
-        f"roost up --detach --base {BASE}={cache.base} --max-model-len 2048",
+        f"roost up --detach --base {BASE}={cache.base} --backend {engine} --max-model-len 2048",
         f"roost publish me/pirate {cache.adapter('pirate')} --create-over {BASE}",
         "roost chat me/pirate",
         "roost down",
@@ -122,9 +128,13 @@ def tell_next_steps(cache: DemoPaths) -> None:
 
 
 def main() -> int:
-    """0 when every answer was the expected one, 1 otherwise, 130 after Ctrl-C."""
+    """0 when every answer was the expected one, 1 otherwise, 2 for an unknown engine, 130 after Ctrl-C."""
     started = time.monotonic()
-    demo = Demo(DemoPaths(CACHE))
+    engine = os.environ.get("ENGINE") or "vllm"
+    if engine not in ENGINES:
+        ERR.print(f"ENGINE is {engine!r}: it can be {' or '.join(ENGINES)}", style="bold red", markup=False)
+        return 2
+    demo = Demo(DemoPaths(CACHE), engine)
     code = 1
     try:
         demo.clean()
@@ -142,7 +152,7 @@ def main() -> int:
         code = 130
     if code == 0:
         OUT.print(f"\nEverything answered as it should, in {time.monotonic() - started:.0f} s.", style="bold green")
-        tell_next_steps(DemoPaths(CACHE))
+        tell_next_steps(DemoPaths(CACHE), engine)
     return code
 
 

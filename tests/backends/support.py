@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
+import msgspec
 
-from backends.interface import EngineSettings, Health, Installable, Removal
-from backends.vllm.client import IDLE_S, VllmClient
-from backends.vllm.driver import VllmBackend
+from backends.interface import EngineBackend, EngineSettings, Health, Installable, Removal
+from backends.registry import dialect_of
+from backends.vllm.client import VllmClient
 from catalog.names import adapter_name
+from gateway.training.completions import read_answer, request_body
+from gateway.training.work import Sample, Sampled
 from packer.peft import pack_peft
 from packer.shape import BaseShape
 from sidecar.arena import Arena
 from sidecar.extents import HEADER_BYTES, Extent, block_bytes
 from tests.models import chat_prompt
+from wire.outcomes import InvalidRequest
 
 PROMPT = "hello there"
 
@@ -56,7 +60,7 @@ def tiny_settings(model: Path, **changes: Any) -> EngineSettings:
     return EngineSettings(**(settings | changes))
 
 
-async def until_ready(backend: VllmBackend, seconds: float = 120.0) -> float:
+async def until_ready(backend: EngineBackend, seconds: float = 120.0) -> float:
     """Seconds until READY; fails with the driver's reason where the engine dies."""
     started = time.monotonic()
     while time.monotonic() - started < seconds:
@@ -68,7 +72,7 @@ async def until_ready(backend: VllmBackend, seconds: float = 120.0) -> float:
     raise AssertionError(f"not ready within {seconds:g} s")
 
 
-async def until_dead(backend: VllmBackend, seconds: float = 10.0) -> float:
+async def until_dead(backend: EngineBackend, seconds: float = 10.0) -> float:
     started = time.monotonic()
     while await backend.health() is not Health.DEAD:
         assert time.monotonic() - started < seconds, "still not noticed"
@@ -79,22 +83,50 @@ async def until_dead(backend: VllmBackend, seconds: float = 10.0) -> float:
 class Caller:
     """Sends completions straight to an engine."""
 
-    def __init__(self, backend: VllmBackend, base: Path) -> None:
+    def __init__(self, backend: EngineBackend, base: Path) -> None:
         host, port = backend.address()
         self.url = f"http://{host}:{port}"
+        self._settings = backend.settings
+        self._dialect = dialect_of(backend.settings.backend)
         self._prompt = chat_prompt(base, PROMPT)
         token = backend.token()
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            connector=aiohttp.TCPConnector(keepalive_timeout=IDLE_S),
+            # servers close idle connections, and a busy machine may send on one just then
+            connector=aiohttp.TCPConnector(force_close=True),
         )
 
     async def close(self) -> None:
         await self._session.close()
 
+    def _called(self, model: str) -> str:
+        return self._dialect.model(self._settings.base, model)
+
+    async def asked(self, model: str, ask: Sample, **changes: Any) -> tuple[int, bytes]:
+        """(status, body) of a sample as the training service asks for it, ``changes`` made to the request."""
+        body = request_body(self._called(model), ask, most_tokens=1 << 16) | changes
+        fields = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in body.items()}
+        try:
+            asked = self._dialect.ask("/v1/completions", fields)
+        except InvalidRequest as error:
+            return 400, error.message.encode()
+        data = msgspec.json.encode(asked.fields)
+        headers = {"content-type": "application/json"}
+        async with self._session.post(self.url + asked.path, data=data, headers=headers) as answer:
+            found = await answer.read()
+            if answer.status != 200:
+                return self._dialect.refusal(answer.status, found)
+            return 200, asked.answer(found) if asked.answer else found
+
+    async def sample(self, model: str, ask: Sample) -> Sampled:
+        status, body = await self.asked(model, ask)
+        assert status == 200, body
+        return read_answer(ask, body)
+
     def _body(self, model: str, max_tokens: int, stream: bool) -> dict[str, Any]:
         return {
-            "model": model, "prompt": self._prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream,
+            "model": self._called(model), "prompt": self._prompt, "max_tokens": max_tokens, "temperature": 0,
+            "stream": stream,
         }  # fmt: skip
 
     async def complete(self, model: str, max_tokens: int = 24, prompt: str = "") -> tuple[int, str]:
@@ -103,6 +135,14 @@ class Caller:
         async with self._session.post(f"{self.url}/v1/completions", json=body) as answer:
             body = await answer.json()
             return answer.status, body["choices"][0]["text"] if answer.status == 200 else json.dumps(body)
+
+    async def cached_tokens(self, model: str, prompt: str) -> int:
+        """How many tokens of ``prompt`` the engine had in its prefix cache."""
+        body = self._body(model, 1, False) | {"prompt": prompt}
+        async with self._session.post(f"{self.url}/v1/completions", json=body) as answer:
+            found = await answer.json()
+            assert answer.status == 200, found
+            return int((found["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
     async def probabilities(self, model: str, prompt: str = "", max_tokens: int = 8) -> Any:
         """What the engine makes of the prompt and its own tokens: all log-probabilities, exactly as it tells them."""
@@ -137,7 +177,7 @@ class EngineStage:
 
     root: Path
     base: Path
-    backend: VllmBackend
+    backend: EngineBackend
 
     def folder(self, seed: int) -> Path:
         """A PEFT folder, made once a seed."""

@@ -13,11 +13,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from backends import engine_server
+from backends.engine_client import Unreachable
 from backends.interface import Health
 from backends.process import Command
 from backends.procfs import read_stat
 from backends.vllm import driver, pulse
-from backends.vllm.client import Unreachable, VllmClient
+from backends.vllm.client import VllmClient
 from backends.vllm.driver import VllmBackend
 from backends.vllm.pulse import Pulse
 from tests.backends.support import tiny_settings, until_dead, until_ready
@@ -42,8 +44,8 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever(
 @pytest.fixture
 async def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[VllmBackend]:
     monkeypatch.setattr(driver, "command_for", lambda _: Command((sys.executable, "-c", SERVER), {}))
-    monkeypatch.setattr(driver, "HEALTH_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(driver, "SILENCE_S", 3.0)
+    monkeypatch.setattr(engine_server, "HEALTH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(engine_server, "SILENCE_S", 3.0)
     monkeypatch.setattr(pulse, "SPAN_S", 0.5)
     backend = VllmBackend(tiny_settings(tmp_path), run_dir=tmp_path / "run", log_dir=tmp_path / "log")
     await backend.start()
@@ -77,9 +79,9 @@ async def test_a_server_at_work_is_not_dead_for_a_long_time(
 ) -> None:
     await _get(backend, "/burn")
     began = time.monotonic()
-    await _health_until(backend, lambda: time.monotonic() - began > 2 * driver.SILENCE_S)
+    await _health_until(backend, lambda: time.monotonic() - began > 2 * engine_server.SILENCE_S)
     assert backend.detail.startswith("busy: silent for")
-    monkeypatch.setattr(driver, "BUSY_SILENCE_S", 1.0)
+    monkeypatch.setattr(engine_server, "BUSY_SILENCE_S", 1.0)
     assert await backend.health() is Health.DEAD
     assert backend.detail.startswith("silent for")
 

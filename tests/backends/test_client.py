@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
+from backends.engine_client import MAX_ANSWER_BYTES, Unreachable
 from backends.interface import InstallFailed, InstallRefused, InstallUncertain, Removal
 from backends.process import free_port
-from backends.vllm.client import MAX_ANSWER_BYTES, Unreachable, VllmClient
+from backends.vllm.client import VllmClient
 from tests.backends.fake import Fake, Handler, answer, break_off, serving, silence, vllm_error
 from wire.outcomes import EngineFailed
 
@@ -88,7 +89,7 @@ async def test_removals_are_told_apart(fake: tuple[Fake, VllmClient]) -> None:
 async def test_a_list_of_models_that_is_none_is_an_engine_failure(fake: tuple[Fake, VllmClient], body: object) -> None:
     server, client = fake
     server.handler = answer(200, body)
-    with pytest.raises(EngineFailed, match="not what vLLM answers"):
+    with pytest.raises(EngineFailed, match="not what was expected"):
         await client.models(5)
 
 

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from backends import engine_server
 from backends.interface import Health, Installable, InstallFailed, InstallRefused, InstallUncertain, Removal
 from backends.registry import make_backend
-from backends.vllm import driver, extent_path, folders
+from backends.vllm import extent_path, folders
 from backends.vllm.driver import VllmBackend
 from backends.vllm.extent_path import is_extent
 from backends.vllm.terms import OUT_OF_REACH
@@ -106,14 +107,14 @@ async def test_a_dead_core_makes_the_engine_dead_at_once(setting: Setting) -> No
 
 
 async def test_a_silent_engine_is_given_a_while(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "HEALTH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(engine_server, "HEALTH_TIMEOUT_S", 0.05)
     setting.routes.routes["GET /health"] = silence
     assert await setting.backend.health() is Health.STARTING
     setting.routes.routes["GET /health"] = answer(200)
     assert await setting.backend.health() is Health.READY
     setting.routes.routes["GET /health"] = silence
     assert await setting.backend.health() is Health.READY
-    monkeypatch.setattr(driver, "SILENCE_S", 0.0)
+    monkeypatch.setattr(engine_server, "SILENCE_S", 0.0)
     assert await setting.backend.health() is Health.DEAD
     assert "silent" in setting.backend.detail
 

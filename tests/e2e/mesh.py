@@ -22,6 +22,8 @@ from blake3 import blake3
 ROOST = (sys.executable, "-m", "ops.cli")
 ENGINE = "tiny-0"
 BASE = "tiny"
+# backends that a fleet's node may have
+ENGINES = ("vllm", "sglang")
 
 
 def free_port() -> int:
@@ -44,7 +46,8 @@ class Reply:
 class Mesh:
     """One mesh on loopback with one node. ``root`` holds its state; ``engine`` and ``sidecar`` override settings.
 
-    With ``store_bytes`` its artifact store is a disk of that size, which only the mesh sees.
+    ``others`` are nodes besides, as in the nodes file: they are started by somebody else. With ``store_bytes`` its
+    artifact store is a disk of that size, which only the mesh sees.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Mesh:
         *,
         engine: Mapping[str, Any],
         sidecar: Mapping[str, Any],
+        others: Sequence[Mapping[str, str]] = (),
         store_bytes: int = 0,
     ) -> None:
         self.root = root
@@ -68,7 +72,7 @@ class Mesh:
             tomli_w.dumps(
                 {
                     "state_dir": str(self.state),
-                    "gateway": {"port": self.port, "anonymous": True},
+                    "gateway": {"port": self.port, "anonymous": True, "nodes": [*others]},
                     "node": {"name": "here", "engines": [{**told, **engine}], **sidecar},
                 }
             )
@@ -105,20 +109,28 @@ class Mesh:
         return found
 
     def node(self) -> dict[str, Any]:
-        """The one node as the gateway sees it."""
-        found: dict[str, Any] = self.json("status")["fleet"]["nodes"][0]
-        return found
+        """The mesh's own node as the gateway sees it."""
+        return self.nodes()["here"]
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """All nodes by name, as the gateway sees them."""
+        return {one["node"]: one for one in self.json("status")["fleet"]["nodes"]}
 
     def pid(self, process: str) -> int:
         """The process id of ``registrar``, ``gateway`` or ``sidecar``, or of the engine under its name."""
         if process == ENGINE:
-            return int(self.engine_record()["pid"])
+            record = self.engine_record()
+            assert record is not None, "no engine was started"
+            return int(record["pid"])
         processes = {one["name"]: one for one in self.json("status")["supervisor"]["processes"]}
         return int(processes[process]["identity"]["pid"])
 
-    def engine_record(self) -> dict[str, Any]:
-        """What the node wrote down of its engine's process."""
-        found: dict[str, Any] = json.loads((self.state / "run" / "engines" / f"{ENGINE}.json").read_text())
+    def engine_record(self) -> dict[str, Any] | None:
+        """What the node wrote down of its engine's process; None while it has none."""
+        try:
+            found: dict[str, Any] = json.loads((self.state / "run" / "engines" / f"{ENGINE}.json").read_text())
+        except FileNotFoundError:
+            return None
         return found
 
     def kill(self, process: str) -> int:

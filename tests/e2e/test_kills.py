@@ -13,10 +13,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.e2e.mesh import ENGINE, Mesh, Reply, ask
+from tests.e2e.mesh import ENGINE, ENGINES, Mesh, Reply, ask
 from tests.models import make_adapter, reference_answer
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 PROMPT, TOKENS, POLICIES = "a stitch in time", 8, 4
 RECOVERY_S = 10.0
@@ -29,10 +29,10 @@ class World:
     adapters: list[Path]
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Iterator[World]:
+@pytest.fixture(scope="module", params=ENGINES)
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Iterator[World]:
     root = tmp_path_factory.mktemp("kills")
-    mesh = Mesh(root / "mesh", tiny_base, engine={"slots": 3, "max_rank": 8}, sidecar={})
+    mesh = Mesh(root / "mesh", tiny_base, engine={"backend": request.param, "slots": 3, "max_rank": 8}, sidecar={})
     adapters = [make_adapter(root / f"adapter{n}", tiny_base, seed=40 + n) for n in range(POLICIES)]
     mesh.up()
     try:
@@ -121,9 +121,9 @@ async def _engine_start(world: World, killed: int) -> float:
         spawned_at = 0.0
         for _ in range(1800):
             record = world.mesh.engine_record()
-            if not spawned_at and record["pid"] != killed:
+            if not spawned_at and record is not None and record["pid"] != killed:
                 spawned_at = time.monotonic()
-            if spawned_at:
+            if spawned_at and record is not None:
                 try:
                     async with session.get(f"http://127.0.0.1:{record['port']}/health") as answer:
                         if answer.status == 200:

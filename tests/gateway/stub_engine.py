@@ -32,6 +32,7 @@ class StubEngine:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post("/v1/chat/completions", self._handle)
         app.router.add_post("/v1/completions", self._handle)
+        app.router.add_post("/generate", self._handle)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)

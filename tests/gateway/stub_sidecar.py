@@ -51,6 +51,7 @@ class StubSidecar:
         self.fingerprint = FINGERPRINT
         self.max_rank = 16
         self.token = ""
+        self.backend = "vllm"
         self.resident: dict[str, Residency] = {}
         self.serving: set[str] = set()
         self.scripts: deque[Script] = deque()
@@ -118,6 +119,7 @@ class StubSidecar:
             adapter=adapter,
             waited=waited,
             token=self.token,
+            backend=self.backend,
         )
         reply(granted)
 

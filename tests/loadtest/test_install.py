@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,13 @@ def test_an_adapter_is_the_same_in_the_arena_and_in_its_folder(tmp_path: Path) -
         assert file.data_start == first.data_start
         stored = np.frombuffer(file.tensor("layers.0.experts.down.B"), np.uint16).reshape(2, 64, 2)
         assert _tensor(Path(first.folder), "layers.0.mlp.experts.1.down_proj.lora_B").tolist() == stored[1].tolist()
+
+
+def test_a_loader_that_takes_no_expression_is_told_names(tmp_path: Path) -> None:
+    base = Base("small", "cpu", NARROW | {"num_hidden_layers": 1, "num_experts": 2})
+    with Adapters(tmp_path, base.shape, 1, 1, 3, ("q_proj", "down_proj")) as adapters:
+        config = json.loads((Path(adapters.all[0].folder) / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["q_proj", "down_proj"]
 
 
 def _tensor(folder: Path, name: str) -> np.ndarray:

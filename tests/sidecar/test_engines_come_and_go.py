@@ -250,6 +250,14 @@ def test_a_lease_carries_the_engines_token_and_reports_do_not() -> None:
     assert b"secret" not in told
 
 
+def test_a_lease_tells_what_kind_of_engine_is_to_be_asked() -> None:
+    bench = Bench(engines=2)
+    second = bench.machine.state.engines["e2"]
+    second.settings = msgspec.structs.replace(second.settings, backend="sglang")
+    granted = [bench.granted(bench.ask(None)) for _ in range(4)]
+    assert {lease.engine: lease.backend for lease in granted} == {"e1": "vllm", "e2": "sglang"}
+
+
 def test_base_is_not_asked_of_an_engine_that_mixes_it_up_with_adapters() -> None:
     bench = Bench(up=False)
     bench.up(serves_base=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 from backends import extent_record
 from backends.vllm.extent_path import ExtentPath
 
-from .writer import SlotWriter
+from .writer import MappingUser
 
 
 class StaleExtent(RuntimeError):
@@ -86,7 +86,7 @@ class Segment:
 class Segments:
     """The mappings of a worker, each told to its writer. ``root`` is where segments are files."""
 
-    def __init__(self, writer: SlotWriter, *, root: Path = extent_record.SEGMENTS) -> None:
+    def __init__(self, writer: MappingUser, *, root: Path = extent_record.SEGMENTS) -> None:
         self._writer = writer
         self._root = root
         self._mapped: dict[str, Segment] = {}

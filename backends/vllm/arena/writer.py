@@ -24,12 +24,8 @@ class Pending(Protocol):
         """Return when everything is written. Raises RuntimeError where the write failed: nothing writes any more."""
 
 
-class SlotWriter(Protocol):
-    """One a worker; all calls come from its main thread.
-
-    A slot that is written belongs to no adapter that can be asked for, but work on its former one may still be queued
-    on the model's stream: the first change to the slot comes after that.
-    """
+class MappingUser(Protocol):
+    """Who is told of a worker's mappings; all calls come from its main thread."""
 
     def mapped(self, segment: memoryview) -> None:
         """A segment's read-only mapping, page-aligned, that sources will lie in: a chance to register it as pinned.
@@ -40,6 +36,14 @@ class SlotWriter(Protocol):
 
     def unmapped(self, segment: memoryview, close: Callable[[], None]) -> None:
         """Forget the mapping; ``close`` it, on any thread, when nothing reads it any more. Must not raise."""
+
+
+class SlotWriter(MappingUser, Protocol):
+    """One a worker.
+
+    A slot that is written belongs to no adapter that can be asked for, but work on its former one may still be queued
+    on the model's stream: the first change to the slot comes after that.
+    """
 
     def write(self, plan: Plan, data: memoryview, slot: int, scales: npt.NDArray[np.float32]) -> Pending:
         """Start to bring all of ``plan``'s tiles and switches of ``slot`` to what they must be.

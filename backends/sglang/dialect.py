@@ -1,0 +1,74 @@
+"""How SGLang 0.5.23 is asked: its names of adapters, what it would ignore, and its errors in vLLM's form.
+
+A request that reads tokens by their ids goes to ``/generate`` (``token_level.py``); others keep their form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from backends.dialect import Ask, Fields
+from wire.outcomes import InvalidRequest
+
+from .token_level import generate, is_token_level
+
+COMPLETIONS = "/v1/completions"
+# fields of vLLM's that change the answer and that SGLang passes over without a word
+_IGNORED = (
+    "allowed_token_ids", "bad_words", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
+    "length_penalty", "logprob_token_ids", "min_logprobs", "prompt_logprobs", "return_tokens_as_token_ids",
+    "structured_outputs", "truncate_prompt_tokens", "use_beam_search",
+)  # fmt: skip
+_NOTHING = (b"null", b"false")
+# the lease promised that the engine has the adapter: that it hasn't is no fault of the client's
+_ADAPTER_IS_GONE = ("never been loaded", "LoRA adapter")
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    type: str = ""
+    param: Any = None
+
+
+class _Nested(msgspec.Struct):
+    error: _Error
+
+
+class SglangDialect:
+    """See ``backends.dialect.Dialect``."""
+
+    def model(self, base: str, adapter: str) -> str:
+        return base if adapter == base else f"{base}:{adapter}"
+
+    def ask(self, path: str, fields: Fields) -> Ask:
+        # it takes null for hardly any field
+        given = {name: value for name, value in fields.items() if bytes(value) != b"null"}
+        if path == COMPLETIONS and is_token_level(given):
+            return generate(fields)
+        for name in _IGNORED:
+            if bytes(given.get(name, b"false")) not in _NOTHING:
+                raise InvalidRequest(f"{name} is nothing that an SGLang engine heeds in such a request", field=name)
+        return Ask(path, given)
+
+    def refusal(self, status: int, body: bytes) -> tuple[int, bytes]:
+        error = _error_in(body)
+        if status == 400 and any(sign in error.message for sign in _ADAPTER_IS_GONE):
+            status = 404
+        told = {"message": error.message, "type": error.type, "param": error.param, "code": status}
+        return status, msgspec.json.encode({"error": told})
+
+
+SGLANG = SglangDialect()
+
+
+def _error_in(body: bytes) -> _Error:
+    """What an error body says, in either of SGLang's forms: the error itself, or an object around it."""
+    for kind in (_Nested, _Error):
+        try:
+            found: Any = msgspec.json.decode(body, type=kind)
+        except msgspec.MsgspecError:
+            continue
+        return found.error if isinstance(found, _Nested) else found
+    return _Error(body[:500].decode(errors="replace"))

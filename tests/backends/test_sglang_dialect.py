@@ -1,0 +1,188 @@
+"""What SGLang is asked in place of what clients ask vLLM, and what its answers become; the forms are the server's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from backends.dialect import Ask
+from backends.registry import dialect_of
+from gateway.training.completions import read_answer, request_body
+from gateway.training.work import Sample
+from wire.outcomes import EngineFailed, InvalidRequest
+
+DIALECT = dialect_of("sglang")
+ADAPTER = "acme@" + "0a" * 32
+MODEL = f"tiny:{ADAPTER}"
+
+
+def ask(path: str = "/v1/completions", **fields: Any) -> Ask:
+    raw = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in ({"model": MODEL} | fields).items()}
+    return DIALECT.ask(path, raw)
+
+
+def told(asked: Ask) -> dict[str, Any]:
+    return {name: json.loads(bytes(value)) for name, value in asked.fields.items()}
+
+
+def sequence(ids: list[int], *, end: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
+    """As ``/generate`` gives it."""
+    tokens = [[-0.5 * token, token, None] for token in ids]
+    info = {"id": "x", "finish_reason": end or {"type": "length", "length": len(ids)}, "prompt_tokens": 3}
+    info |= {"completion_tokens": len(ids), "output_token_logprobs": tokens} | meta
+    return {"text": "abc", "output_ids": ids, "meta_info": info}
+
+
+def answered(asked: Ask, *sequences: dict[str, Any]) -> dict[str, Any]:
+    assert asked.answer is not None
+    found: dict[str, Any] = json.loads(asked.answer(json.dumps(sequences).encode()))
+    return found
+
+
+def test_an_adapter_is_asked_for_beside_its_base() -> None:
+    assert DIALECT.model("tiny", ADAPTER) == MODEL
+    assert DIALECT.model("tiny", "tiny") == "tiny"
+
+
+def test_an_ordinary_request_keeps_its_form() -> None:
+    asked = ask(path="/v1/chat/completions", messages=[], max_tokens=5, seed=3, stop=None, user=None, stream=True)
+    assert asked.path == "/v1/chat/completions"
+    assert asked.answer is None
+    assert told(asked) == {"model": MODEL, "messages": [], "max_tokens": 5, "seed": 3, "stream": True}
+
+
+@pytest.mark.parametrize("field", ["structured_outputs", "bad_words", "allowed_token_ids", "use_beam_search"])
+def test_what_it_would_pass_over_is_refused(field: str) -> None:
+    with pytest.raises(InvalidRequest, match=field) as caught:
+        ask(prompt="x", **{field: ["x"]})
+    assert caught.value.field == field
+    ask(prompt="x", **{field: None})
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field"),
+    [
+        ("/v1/chat/completions", {"prompt_logprobs": 1}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt_logprobs": 1, "stream": True}, "stream"),
+        ("/v1/completions", {"prompt_logprobs": 1, "echo": True}, "echo"),
+        ("/v1/completions", {"prompt_logprobs": "many"}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt_logprobs": 1, "prompt": []}, "prompt"),
+        ("/v1/completions", {"prompt_logprobs": 1, "prompt": [1, "x"]}, "prompt"),
+        ("/v1/completions", {"prompt_logprobs": 1, "prompt": 7}, "prompt"),
+        ("/v1/completions", {"prompt_logprobs": 1, "n": "two"}, "n"),
+    ],
+)
+def test_what_it_cannot_be_asked_by_ids_is_refused_by_name(path: str, fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ask(path, **({"prompt": "x"} | fields))
+    assert caught.value.field == field
+
+
+def test_each_sequence_is_asked_for_with_a_seed_of_its_own() -> None:
+    asked = ask(
+        prompt=[[1, 2], [3]], n=2, max_tokens=4, seed=7, temperature=0.5, top_k=0, stop_token_ids=[9], logprobs=2,
+        prompt_logprobs=0, return_tokens_as_token_ids=True, cache_salt="s",
+    )  # fmt: skip
+    assert asked.path == "/generate"
+    body = told(asked)
+    shared = {"max_new_tokens": 4, "temperature": 0.5, "top_k": -1, "stop_token_ids": [9]}
+    assert body.pop("sampling_params") == [shared | {"sampling_seed": seed} for seed in (7, 8, 7, 8)]
+    assert body == {
+        "input_ids": [[1, 2], [1, 2], [3], [3]], "lora_path": [ADAPTER] * 4, "return_logprob": True,
+        "top_logprobs_num": 2, "logprob_start_len": 0, "return_text_in_logprobs": False, "cache_salt": "s",
+    }  # fmt: skip
+
+
+def test_the_base_is_asked_for_without_an_adapter() -> None:
+    body = told(ask(model="tiny", prompt="x", prompt_logprobs=0, max_tokens=None))
+    assert "lora_path" not in body
+    assert body["text"] == ["x"]
+    assert body["sampling_params"] == [{"max_new_tokens": None}]
+
+
+def test_a_sample_of_the_training_api_comes_back_as_from_vllm() -> None:
+    sample = Sample(
+        prompt=(1, 2, 3), count=2, max_tokens=2, seed=1, stop=(7,), prompt_logprobs=True, topk_prompt=1, topk_sample=1
+    )
+    asked = ask(**request_body(MODEL, sample, most_tokens=100))
+    first = [None, 1, None]
+    scored = {
+        "input_token_logprobs": [first, [-2.0, 2, None], [-3.0, 3, None]],
+        "input_top_logprobs": [None, [[-0.1, 9, None]], [[-3.0, 3, None]]],
+    }
+    stopped = {"type": "stop", "matched": 7}
+    one = sequence([4, 7], end=stopped, output_top_logprobs=[[[-0.2, 8, None]], [[-3.5, 7, None]]], **scored)
+    other = sequence([5, 6], output_top_logprobs=[[[-0.3, 8, None]], [[-0.4, 8, None]]], **scored)
+    assert asked.answer is not None
+    found = read_answer(sample, asked.answer(json.dumps([one, other]).encode()))
+    assert [(s.stopped, list(memoryview(s.tokens).cast("i"))) for s in found.sequences] == [
+        (True, [4, 7]), (False, [5, 6]),
+    ]  # fmt: skip
+    assert list(memoryview(found.sequences[0].logprobs).cast("f")) == [-2.0, -3.5]
+    assert found.sequences[0].topk is not None
+    assert list(memoryview(found.sequences[0].topk.tokens).cast("i")) == [8, 7]
+    scores = list(memoryview(found.prompt_logprobs).cast("f"))
+    assert scores[1:] == [-2.0, -3.0]
+    assert scores[0] != scores[0], "there is none of the first token"
+    assert found.topk_prompt is not None
+    assert list(memoryview(found.topk_prompt.tokens).cast("i")) == [0, 9, 3]
+
+
+def test_tokens_are_spelled_by_text_unless_ids_were_asked_for() -> None:
+    asked = ask(prompt="x", prompt_logprobs=0, logprobs=1)
+    meta = {"output_token_logprobs": [[-1.0, 4, "d"]], "output_top_logprobs": [[[-0.5, 5, "e"]]]}
+    (choice,) = answered(asked, sequence([4], **meta, input_token_logprobs=[[None, 1, "x"]]))["choices"]
+    assert choice["logprobs"] == {"tokens": ["d"], "token_logprobs": [-1.0], "top_logprobs": [{"e": -0.5, "d": -1.0}]}
+    assert choice["prompt_logprobs"] == [None]
+    assert "token_ids" not in choice
+
+
+def test_usage_counts_each_prompt_once() -> None:
+    asked = ask(prompt=["x", "y"], n=2, prompt_logprobs=0)
+    rows = {"input_token_logprobs": [[None, 1, "x"]]}
+    usage = answered(asked, *(sequence([1, 2], **rows) for _ in range(4)))["usage"]
+    assert usage == {"prompt_tokens": 6, "completion_tokens": 8, "total_tokens": 14}
+
+
+@pytest.mark.parametrize("answer", [b"", b"{}", b"[]", b'[{"text": "x"}]', b'{"error": {"message": "no"}}'])
+def test_an_answer_that_is_none_is_the_engines_failure(answer: bytes) -> None:
+    asked = ask(prompt="x", prompt_logprobs=0)
+    assert asked.answer is not None
+    with pytest.raises(EngineFailed):
+        asked.answer(answer)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            {"object": "error", "message": "max_tokens is bad", "type": "BadRequestError", "code": 400},
+            "max_tokens is bad",
+        ),
+        ({"error": {"message": "temperature is bad"}}, "temperature is bad"),
+        ({"detail": "no"}, ""),
+    ],
+)
+def test_refusals_come_in_one_form(body: dict[str, Any], message: str) -> None:
+    status, document = DIALECT.refusal(400, json.dumps(body).encode())
+    error = json.loads(document)["error"]
+    assert (status, error["message"], error["code"]) == (400, message, 400)
+
+
+def test_a_refusal_that_is_no_json_is_told_as_it_is() -> None:
+    status, document = DIALECT.refusal(500, b"Internal Server Error")
+    assert (status, json.loads(document)["error"]["message"]) == (500, "Internal Server Error")
+
+
+def test_an_adapter_that_is_gone_is_no_fault_of_the_clients() -> None:
+    gone = f"Got LoRA adapter that has never been loaded: {ADAPTER}"
+    status, _ = DIALECT.refusal(400, json.dumps({"object": "error", "message": gone, "code": 400}).encode())
+    assert status == 404
+
+
+def test_an_unknown_backend_cannot_be_asked() -> None:
+    with pytest.raises(EngineFailed, match="newer"):
+        dialect_of("other")
