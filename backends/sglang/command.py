@@ -161,8 +161,6 @@ def _environment(device: str) -> dict[str, str | None]:
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
         # longer than any of us keeps a connection: a call on one that is just being closed would end as uncertain
         "SGLANG_TIMEOUT_KEEP_ALIVE": "60",
-        # clients of it let idle connections go after a few seconds: it must not be the first, at a request's cost
-        "SGLANG_TIMEOUT_KEEP_ALIVE": "60",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
