@@ -26,6 +26,7 @@ from .executor import Executor
 from .futures import Futures
 from .journal import Journal
 from .lines import Lines
+from .postgres import PostgresStore
 from .publishing import Publisher
 from .sampling import GatewayClient, Samples
 from .settings import TrainingSettings
@@ -44,6 +45,13 @@ MakeTrainer = Callable[[TrainingSettings], TrainerBackend]
 def _trainer_of(settings: TrainingSettings) -> TrainerBackend:
     state_dir = Path(settings.state_dir) / "trainer"
     return make_trainer(settings.trainer, state_dir=state_dir, log_dir=Path(settings.log_dir))
+
+
+def _store_of(settings: TrainingSettings) -> Store:
+    folder = Path(settings.state_dir) / "journal"
+    if not settings.journal:
+        return Store(folder, map_bytes=settings.map_bytes)
+    return PostgresStore(folder, map_bytes=settings.map_bytes, url=settings.journal, name=settings.name)
 
 
 class TrainingService:
@@ -96,7 +104,7 @@ class TrainingService:
         Raises InvalidRequest or Unfit for settings that can't stand, JournalUnavailable where another one runs.
         """
         trainer = make(settings)
-        store = Store(Path(settings.state_dir) / "journal", map_bytes=settings.map_bytes)
+        store = _store_of(settings)
         service = cls(settings, trainer, store, catalog or CatalogSource(Path(settings.catalog_dir)))
         try:
             await trainer.start()
@@ -108,10 +116,12 @@ class TrainingService:
         return service
 
     async def died(self) -> str:
-        """Why the trainer is dead, once it is."""
-        while await self._trainer.health() is not Health.DEAD:  # noqa: ASYNC110 - a backend tells it when asked
+        """Why the trainer is dead, or the journal is another's, once it is."""
+        while not self._store.lost:
+            if await self._trainer.health() is Health.DEAD:
+                return f"the trainer is dead: {self._trainer.detail}"
             await asyncio.sleep(_LOOK_S)
-        return self._trainer.detail
+        return self._store.lost
 
     async def stop(self) -> None:
         """Take no more requests; what has no result yet is gone on with by the next life."""
@@ -160,7 +170,7 @@ async def run(settings: TrainingSettings, stop: asyncio.Event) -> None:
     _log.info("training service ready: %s on %s", settings.base, settings.socket)
     stopping, dying = asyncio.create_task(stop.wait()), asyncio.create_task(service.died())
     await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
-    why = "" if stopping.done() else f"the trainer is dead: {dying.result()}"
+    why = "" if stopping.done() else dying.result()
     for waiting in (stopping, dying):
         waiting.cancel()
     _log.info("training service stopping")

@@ -14,7 +14,9 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     It listens on the socket file ``socket``, behind the gateway at ``gateway_url``, which it asks for samples with the
     key in ``key_file`` (none where the gateway is anonymous). ``state_dir`` holds its journal and its checkpoints.
-    ``tenant`` is whose policies are trained by keys that reach all tenants. ``alpha`` is every adapter's.
+    With a ``journal`` (a ``postgresql://`` address) the journal is there, under ``name``, which one process at a time
+    has, and ``state_dir`` holds a copy of it. ``tenant`` is whose policies are trained by keys that reach all tenants.
+    ``alpha`` is every adapter's.
     ``tokenizer`` is what clients are told to load (the base's name where it is empty).
 
     A request for a result is answered after ``poll_s`` at the latest. An operation that waits for an earlier one which
@@ -34,6 +36,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     store: StoreLocation = OWN_FOLDER
     registrar_endpoint: str
     state_dir: str
+    journal: str = ""
+    name: str = "training"
     log_dir: str
     tokenizer: str = ""
     alpha: float = 32.0

@@ -68,7 +68,10 @@ async def completion(engine: StubEngine, request: web.Request, body: dict[str, A
 
 
 class Rig:
-    """Use as an async context manager. ``crash`` and ``restart`` end one life of the service and begin the next."""
+    """Use as an async context manager. ``crash`` and ``restart`` end one life of the service and begin the next.
+
+    ``given`` are settings of the next one.
+    """
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
@@ -77,7 +80,7 @@ class Rig:
         self.mesh.engine.scripts = Always(completion)
         self.trainer: FakeTrainer
         self.service: TrainingService
-        self._given = settings
+        self.given = settings
         self._stack = contextlib.AsyncExitStack()
         self._served = False
 
@@ -98,7 +101,12 @@ class Rig:
         return self.mesh.url
 
     def settings(self) -> TrainingSettings:
-        given: dict[str, Any] = {"anonymous": True, "poll_s": 5.0} | self._given
+        given: dict[str, Any] = {
+            "anonymous": True,
+            "poll_s": 5.0,
+            "map_bytes": 1 << 28,
+            "state_dir": str(self.folder / "training"),
+        }
         return TrainingSettings(
             base=BASE,
             trainer=TrainerSettings(name="fake", model_path="", backend="fake"),
@@ -107,10 +115,8 @@ class Rig:
             catalog_dir=str(self.folder / "catalog"),
             store_dir=str(self.folder / "store"),
             registrar_endpoint=f"ipc://{self.folder}/registrar.sock",
-            state_dir=str(self.folder / "training"),
             log_dir=str(self.folder),
-            map_bytes=1 << 28,
-            **given,
+            **(given | self.given),
         )
 
     async def restart(self) -> None:
