@@ -36,7 +36,7 @@ class Seats:
             for engine in self._state.by_base[load.base]
             if self._may_hold(engine, load, now)
             and self.room(engine, load, now) > 0
-            and (engine.free_slots > 0 or not load.background)
+            and (engine.free_slots > 0 or self._may_take(self._idle(engine, load, now), load))
         ]
         return min(fitting, key=lambda engine: (engine.free_slots == 0, engine.outstanding, engine.name), default=None)
 
@@ -55,7 +55,7 @@ class Seats:
 
     def victim(self, engine: Engine, load: Load, now: float) -> Slot | None:
         """The idle slot that ``load`` takes: the one that was drained for it, else the one that is missed least."""
-        idle = self._idle(engine, load, now)
+        idle = self._may_take(self._idle(engine, load, now), load)
         if len(idle) < 2:
             return idle[0] if idle else None
         spared, _ = self._protected(engine, load.tenant, now)
@@ -177,6 +177,10 @@ class Seats:
             return idle
         _, barred = self._protected(engine, asker.tenant, now)
         return [slot for slot in idle if slot.claimed_by or _tenant(slot) not in barred] if barred else idle
+
+    def _may_take(self, idle: list[Slot], load: Load) -> list[Slot]:
+        """Those of ``idle`` that leave for ``load``, whether somebody waits for it or not."""
+        return [slot for slot in idle if slot.adapter in load.replaces] if load.background else idle
 
     def _protected(self, engine: Engine, tenant: str, now: float) -> tuple[set[str], set[str]]:
         """The tenants from which ``tenant`` takes a slot only where there is no other, and those from which never.

@@ -11,6 +11,17 @@ from catalog.settings import CurveSettings
 from .policies import PolicyName
 
 
+class TrainerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where a training service offers revisions while they are written, and where their chunks are asked for.
+
+    ``public`` is its CURVE key, which TCP needs.
+    """
+
+    endpoint: str
+    feed_endpoint: str
+    public: str = ""
+
+
 class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sizes in bytes, times in seconds. ``store_dir`` holds the artifacts unless ``store`` says where;
     ``run_dir`` holds what outlives the sidecar (engine records, adapter folders).
@@ -29,7 +40,8 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     With an object store, copies of what was fetched are kept in ``disk_dir``, ``disk_bytes`` of them at most; without
     either, none are. ``cache_policy`` decides what leaves it, and what leaves the arena. With a ``registrar_feed``,
-    what is published for policies that this node holds is fetched ahead while nobody waits for anything.
+    what is published for policies that this node holds is fetched ahead while nobody waits for anything; what
+    ``trainers`` make for them is pulled from there at once.
     """
 
     node: str
@@ -56,6 +68,7 @@ class SidecarSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     slot_share_s: float = 60.0
     lost_lease_hold_s: float = 60.0
     registrar_feed: str = ""
+    trainers: tuple[TrainerAddress, ...] = ()
     disk_dir: str = ""
     disk_bytes: int = 8 << 30
     store: StoreLocation = OWN_FOLDER
