@@ -20,7 +20,7 @@ from .hf_config import BaseConfig
 from .revision import content_of, layer_ends
 
 # about how much is written before the next bytes count as final
-_RANGE_BYTES = 16 << 20
+_RANGE_BYTES = 8 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Ask = Callable[[AskOfRank], Awaitable[Sequence[AnswerOfRank]]]
@@ -46,6 +46,8 @@ async def export_revision(
     digest = blake3(max_threads=blake3.AUTO)
     hashing = asyncio.ensure_future(asyncio.to_thread(digest.update, header))
     done = len(header)
+    if progress is not None:
+        progress(done, size)
     try:
         for first, last in _ranges(ends, done):
             await ask(ExportLayers(policy=spec.policy, path=str(path), dtype=dtype, first=first, last=last))
@@ -71,9 +73,11 @@ def _ranges(ends: list[int], start: int) -> list[tuple[int, int]]:
 
 
 def _reserve(path: Path, header: bytes, size: int) -> None:
-    """Make the file in its full size. Raises StorageFull, ArtifactUnavailable."""
+    """Make the file in its full size, anew: who reads one that ranks died under keeps what is there. Raises
+    StorageFull, ArtifactUnavailable."""
     try:
-        with path.open("wb") as file:
+        path.unlink(missing_ok=True)
+        with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
             file.write(header)
     except OSError as error:

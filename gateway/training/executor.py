@@ -158,12 +158,12 @@ class Executor:
             raise VersionConflict(f"{run.policy} is written by {writer} since: {run.model_id} can't", field="model_id")
         path = str(SavedPath(run.model_id, SAMPLER_WEIGHTS, ask.name)) if ask.name else ""
         file = self._exports / secrets.token_hex(8)
-        try:
+        async with self._publisher.publication(run, file) as publication:
             async with self._trainees.turn(run) as trainer:
-                facts = await trainer.export_revision(run.model_id, file, dtype=self._dtype)
-            committed = await self._publisher.publish(run, file, facts, path or f"tinker://{run.model_id}")
-        finally:
-            file.unlink(missing_ok=True)
+                facts = await trainer.export_revision(
+                    run.model_id, file, dtype=self._dtype, progress=publication.progress
+                )
+            committed = await publication.commit(facts, path or f"tinker://{run.model_id}")
         revision = committed.revision
         run = replace(run, inflight=revision) if ask.follows else run
         saved = replace(_saved(run, path, ask.ttl_s), revision=revision) if path else None

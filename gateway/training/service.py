@@ -23,6 +23,7 @@ from wire.outcomes import EngineFailed, RoostError
 
 from .api import Services, make_app
 from .executor import Executor
+from .expected import ExpectedNode
 from .futures import Futures
 from .journal import Journal
 from .lines import Lines
@@ -32,6 +33,7 @@ from .sampling import GatewayClient, Samples
 from .settings import TrainingSettings
 from .store import Store
 from .trainees import Trainees
+from .transfers import Transfers
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +56,13 @@ def _store_of(settings: TrainingSettings) -> Store:
     return PostgresStore(folder, map_bytes=settings.map_bytes, url=settings.journal, name=settings.name)
 
 
+def _transfers_of(settings: TrainingSettings) -> Transfers | None:
+    if not settings.endpoint:
+        return None
+    nodes = ExpectedNode(settings.nodes, settings.nodes_file)
+    return Transfers(settings.endpoint, settings.feed_endpoint, nodes=nodes, curve=settings.curve)
+
+
 class TrainingService:
     """One running service. Made by ``start`` inside the event loop that it runs on."""
 
@@ -65,12 +74,17 @@ class TrainingService:
         self._trainer = trainer
         self._store = store
         self._catalog = catalog
+        self._transfers = _transfers_of(settings)
         self._registrar = RegistrarClient(settings.registrar_endpoint, curve=settings.curve)
         self.journal = Journal(store)
         futures = Futures()
         trainees = Trainees(trainer, self.journal)
         publisher = Publisher(
-            open_store(Path(settings.store_dir), settings.store), self._registrar, format_name=settings.trainer.backend
+            open_store(Path(settings.store_dir), settings.store),
+            self._registrar,
+            format_name=settings.trainer.backend,
+            transfers=self._transfers,
+            announce_wait_s=settings.announce_wait_s,
         )
         self._executor = Executor(self.journal, trainees, publisher, folder, revision_dtype=settings.revision_dtype)
         self._lines = Lines(self.journal, self._executor, futures, gap_s=settings.gap_s)
@@ -132,6 +146,8 @@ class TrainingService:
         await self._lines.stop()
         await self._trainer.stop()
         await self._store.close()
+        if self._transfers is not None:
+            self._transfers.close()
         self._registrar.close()
         self._catalog.close()
 

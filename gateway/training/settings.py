@@ -19,6 +19,10 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     ``alpha`` is every adapter's.
     ``tokenizer`` is what clients are told to load (the base's name where it is empty).
 
+    With an ``endpoint`` and a ``feed_endpoint`` revisions are offered to nodes while they are written, and a revision's
+    event waits ``announce_wait_s`` at most for those that pull it. ``nodes`` and ``nodes_file`` are the fleet's, as
+    gateways have them.
+
     A request for a result is answered after ``poll_s`` at the latest. An operation that waits for an earlier one which
     never came fails after ``gap_s``. Results are kept for ``keep_results_s``. Beyond ``max_pending_bytes`` of
     operations and ``max_pending_samples`` clients are told to come again; ``samples_at_once`` are asked of the gateway.
@@ -35,6 +39,11 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     store_dir: str
     store: StoreLocation = OWN_FOLDER
     registrar_endpoint: str
+    endpoint: str = ""
+    feed_endpoint: str = ""
+    nodes: tuple[str, ...] = ()
+    nodes_file: str = ""
+    announce_wait_s: float = 0.5
     state_dir: str
     journal: str = ""
     name: str = "training"
