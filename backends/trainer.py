@@ -120,8 +120,9 @@ class TrainerBackend(Protocol):
     ) -> ArtifactFacts:
         """Write the policy's revision file to ``path``; ``dtype`` is BF16 or F32.
 
-        ``progress(done, total)``: the file's first ``done`` bytes are final, and may be read already. The digest is
-        known at the end. Raises InvalidRequest if a value is not finite.
+        ``progress(done, total)``: the file's first ``done`` bytes are final, and may be read already. It is first
+        called before anything else is written; where ranks died it begins anew, in another file. The digest is known
+        at the end. Raises InvalidRequest if a value is not finite.
         """
 
     async def remove_policy(self, policy: str) -> None:
