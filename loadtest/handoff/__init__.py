@@ -1,0 +1,227 @@
+"""From the call that saves what was trained to the first token of it, through a whole mesh; beside the stock way, which
+merges the adapter into the weights and has an engine load them.
+
+A handoff follows a step of training. The old revision is being served, as in a loop of reinforcement learning: its
+first tokens, asked for just before, are the warm ones. The stock way begins with the adapter's file as it lies in the
+store, and its merger has the base's weights in memory already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from backends.interface import EngineSettings
+from backends.vllm.command import device_of
+from catalog.artifacts import open_store
+from loadtest.generator import Generator, completion
+from loadtest.report import environment, write_report
+from loadtest.training.bases import RANK, make_base
+from loadtest.training.client import Run, TrainingClient, datum
+from loadtest.training.mesh import NAME, TrainingMesh
+from ops.cli.client import policy_path
+from wire.outcomes import EngineFailed
+
+from .merged import MergingEngine, Reload
+
+_PROMPT, _TEXT = 64, 32
+_WARM = 5
+_SLOTS = 4
+_LEARNING_RATE = 1e-4
+
+Say = Callable[[str], object]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """``handoffs`` of ours to a round, and a merge with each way of loading it."""
+
+    rounds: int
+    handoffs: int
+
+
+FULL, SMALL = Plan(5, 10), Plan(2, 5)
+
+
+class Handoff(msgspec.Struct, frozen=True):
+    """Seconds: of the call until it is answered, of the next first token, and what warm first tokens took before.
+
+    ``sample_s`` is a token through the training API after that, ``warm_sample_s`` the same before.
+    """
+
+    save_s: float
+    first_token_s: float
+    warm_s: list[float]
+    sample_s: float
+    warm_sample_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.save_s + self.first_token_s
+
+    @property
+    def extra_s(self) -> float:
+        return self.total_s - statistics.median(self.warm_s)
+
+
+class Measured(msgspec.Struct):
+    """By round. ``in_place`` has no entries where the engine can't reload its weights, and ``refused`` says why."""
+
+    handoffs: list[list[Handoff]] = []
+    restarts: list[Reload] = []
+    in_place: list[Reload] = []
+    refused: str = ""
+
+    def summary(self) -> dict[str, float]:
+        each = [one for round_ in self.handoffs for one in round_]
+        ours = [statistics.median(one.total_s for one in round_) for round_ in self.handoffs]
+        told = {
+            "publish_to_first_token_s": statistics.median(one.total_s for one in each),
+            "warm_first_token_s": statistics.median(warm for one in each for warm in one.warm_s),
+            "first_token_extra_s": statistics.median(one.extra_s for one in each),
+            "first_token_extra_max_s": max(one.extra_s for one in each),
+            "save_s": statistics.median(one.save_s for one in each),
+            "sample_extra_s": statistics.median(one.save_s + one.sample_s - one.warm_sample_s for one in each),
+        }
+        for name, ratio, reloads in (
+            ("merge_reload_s", "merge_over_ours", self.restarts),
+            ("merge_reload_in_place_s", "merge_in_place_over_ours", self.in_place),
+        ):
+            if reloads:
+                told[name] = statistics.median(one.total_s for one in reloads)
+                pairs = zip(reloads, ours, strict=False)
+                told[ratio] = statistics.median(one.total_s / other for one, other in pairs)
+        return {name: round(value, 4) for name, value in told.items()}
+
+
+def run(
+    file: Path, *, small: bool, seed: int, device: str = "auto", plot: Path | None = None,
+    say: Say = lambda text: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure and write the report; returns the summary."""
+    device = device_of(EngineSettings(name="handoff", base="", fingerprint="", device=device))
+    with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
+        root = Path(scratch)
+        say("Making the base")
+        base = make_base(device, root / "base", seed)
+        say("Starting the mesh")
+        with TrainingMesh(root / "mesh", base, slots=_SLOTS) as mesh:
+            return measure(file, mesh, root / "merged", SMALL if small else FULL, seed=seed, plot=plot, say=say)
+
+
+def measure(
+    file: Path, mesh: TrainingMesh, root: Path, plan: Plan, *, seed: int, plot: Path | None = None, say: Say
+) -> dict[str, Any]:
+    """The same over a mesh that runs; ``root`` is to be made for the stock way. The report grows with each round."""
+    bench = _Bench(file, mesh, root, plan, seed, say)
+    summary = asyncio.run(bench.run())
+    if plot is not None:
+        from .picture import draw
+
+        draw(plot, bench.found, mesh.base.name)
+    return summary
+
+
+class _Bench:
+    def __init__(self, file: Path, mesh: TrainingMesh, root: Path, plan: Plan, seed: int, say: Say) -> None:
+        self.found = Measured()
+        self._file = file
+        self._mesh = mesh
+        self._plan = plan
+        self._seed = seed
+        self._say = say
+        self._stock = MergingEngine(root, mesh.base)
+        self._chance = np.random.default_rng(seed)
+        self._told = environment(seed=seed, engine="vllm", stand_in=mesh.base.stand_in) | {
+            "base": mesh.base.name, "device": mesh.base.device, "rank": RANK,
+        }  # fmt: skip
+
+    async def run(self) -> dict[str, Any]:
+        client = TrainingClient(self._mesh.url)
+        try:
+            taught = _Taught(self._mesh, await client.begin(NAME, "taught", rank=RANK, seed=1), self._prompt)
+            self._say("Warming up")
+            for _ in range(2):
+                await taught.hand_off()
+            self._say("Starting the stock engine")
+            await self._stock.start()
+            await self._stock.ask(self._prompt(_PROMPT))
+            for number in range(self._plan.rounds):
+                self._say(f"Round {number + 1}: {self._plan.handoffs} handoffs")
+                self.found.handoffs.append([await taught.hand_off() for _ in range(self._plan.handoffs)])
+                self._write()
+                await self._merge(await asyncio.to_thread(taught.newest))
+                self._write()
+        finally:
+            await self._stock.stop()
+            await client.close()
+        return self.found.summary()
+
+    async def _merge(self, digest: str) -> None:
+        with open_store(self._mesh.state / "store").as_file(digest) as revision:
+            if not self.found.refused:
+                self._say("Merged, and loaded where the engine is")
+                try:
+                    self.found.in_place.append(await self._stock.reload(revision, self._prompt(_PROMPT)))
+                except EngineFailed as error:
+                    self.found.refused = error.message
+                self._write()
+            self._say("Merged, and loaded by an engine in its place")
+            self.found.restarts.append(await self._stock.restart(revision, self._prompt(_PROMPT)))
+
+    def _write(self) -> None:
+        samples = msgspec.to_builtins(self.found)
+        write_report(self._file, self._told, samples, self.found.summary())
+
+    def _prompt(self, length: int) -> list[int]:
+        return [int(token) for token in self._chance.integers(0, self._mesh.base.vocabulary, length)]
+
+
+class _Taught:
+    """A run whose revisions are handed off, one after the other."""
+
+    def __init__(self, mesh: TrainingMesh, run: Run, prompt: Callable[[int], list[int]]) -> None:
+        self._mesh = mesh
+        self._run = run
+        self._prompt = prompt
+        self._revision = 0
+        self._sampler = ""
+        self._generator = Generator("127.0.0.1", mesh.port)
+
+    async def hand_off(self) -> Handoff:
+        """Train a step, and hand it off."""
+        text = self._prompt(_TEXT + 1)
+        learnt = self._run.forward_backward([datum(text[:-1], text[1:])], "cross_entropy")
+        await asyncio.gather(learnt, self._run.optim_step(_LEARNING_RATE))
+        warm_s = [await self._first_token(self._revision) for _ in range(_WARM)] if self._revision else [0.0]
+        warm_sample_s = await self._sample() if self._revision else 0.0
+        begun = time.monotonic()
+        self._sampler = await self._run.save_for_sampler()
+        saved = time.monotonic()
+        self._revision += 1
+        first_token_s = await self._first_token(self._revision)
+        return Handoff(saved - begun, first_token_s, warm_s, await self._sample(), warm_sample_s)
+
+    def newest(self) -> str:
+        """The digest of what was handed off last."""
+        shown = self._mesh.client().call_pages(policy_path("default/taught"), "revisions")
+        return next(str(one["digest"]) for one in shown["revisions"] if one["revision"] == self._revision)
+
+    async def _first_token(self, revision: int) -> float:
+        request = completion(f"default/taught@{revision}", prompt=self._prompt(_PROMPT), tokens=2)
+        sample = await self._generator.one(request, time.monotonic())
+        if sample.status != 200:
+            raise EngineFailed(f"revision {revision} was answered with {sample.status}: {sample.text}")
+        return sample.first_token - sample.intended
+
+    async def _sample(self) -> float:
+        begun = time.monotonic()
+        await self._run.sample(self._sampler, self._prompt(_PROMPT), 1, 1)
+        return time.monotonic() - begun
