@@ -27,6 +27,7 @@ from gateway.popularity import COOLDOWN_S, REPLICA_LEASES
 from gateway.quotas import Quota
 from gateway.settings import NodeAddress
 from sidecar.policies import PolicyName
+from sidecar.settings import TrainerAddress
 from wire.curve import decode_key
 from wire.hosts import is_everywhere, is_loopback, is_port
 from wire.outcomes import InvalidRequest
@@ -34,7 +35,9 @@ from wire.outcomes import InvalidRequest
 ENVIRONMENT_PREFIX = "ROOST_"
 NESTING = "__"
 DEFAULT_FILE = "roost.toml"
-_MAY_BE_ZERO = frozenset({"disk_bytes", "prefix_bytes", "max_model_len", "kv_cache_bytes", "max_num_seqs"})
+_MAY_BE_ZERO = frozenset(
+    {"announce_wait_s", "disk_bytes", "prefix_bytes", "max_model_len", "kv_cache_bytes", "max_num_seqs"}
+)
 _ENGINE_NUMBERS = ("slots", "max_rank", "count", "max_model_len", "kv_cache_bytes", "max_num_seqs", "start_timeout_s")
 _OUTSIDE_TABLES = frozenset({"state_dir", "store", "store_endpoint", "store_region"})
 
@@ -109,11 +112,15 @@ class NodeConfig(Section, frozen=True):
     on other hosts, which may send requests here; engines then need a ``host`` that those reach.
 
     With an object store, ``disk_bytes`` of copies are kept under the state folder; 0 for none.
+    ``trainers`` are the training services of other hosts (``[[node.trainers]]``), whose revisions come straight from
+    there: ``endpoint``, ``feed_endpoint`` and ``public``, the CURVE key that `roost keys curve` shows there for the
+    gateway.
     """
 
     name: str = "local"
     endpoint: str = ""
     feed_endpoint: str = ""
+    trainers: tuple[TrainerAddress, ...] = ()
     engines: tuple[EngineConfig, ...] = ()
     peers: tuple[str, ...] = ()
     arena_bytes: int = 1 << 30
@@ -145,6 +152,8 @@ class TrainerConfig(TrainerSettings, frozen=True, forbid_unknown_fields=True, kw
 class TrainingConfig(Section, frozen=True):
     """The training service and its trainer; without a ``base`` there are none. Sizes in bytes, times in seconds.
 
+    Revisions are offered at ``feed_endpoint`` while they are written, and given out at ``endpoint``, to this host's
+    sidecar and to those whose CURVE keys are ``peers``; both are on this host alone unless they say otherwise.
     ``tenant`` is whose policies are trained by keys that reach all tenants. ``tokenizer`` is what clients are told to
     load. See ``gateway.training.settings`` for the rest.
     """
@@ -157,6 +166,10 @@ class TrainingConfig(Section, frozen=True):
     revision_dtype: str = "BF16"
     map_bytes: int = 1 << 38
     max_body_bytes: int = 64 << 20
+    endpoint: str = ""
+    feed_endpoint: str = ""
+    peers: tuple[str, ...] = ()
+    announce_wait_s: float = 0.5
     max_pending_bytes: int = 1 << 30
     max_pending_samples: int = 4096
     samples_at_once: int = 256
@@ -282,6 +295,13 @@ def _check_meaning(config: RoostConfig) -> None:
         ("registrar.feed_endpoint", config.registrar.feed_endpoint),
         ("node.endpoint", node.endpoint),
         ("node.feed_endpoint", node.feed_endpoint),
+        ("training.endpoint", config.training.endpoint),
+        ("training.feed_endpoint", config.training.feed_endpoint),
+        *(
+            (f"node.trainers[{index}].{name}", getattr(trainer, name))
+            for index, trainer in enumerate(node.trainers)
+            for name in ("endpoint", "feed_endpoint")
+        ),
     ):
         if endpoint and not re.fullmatch(r"ipc:///.+|tcp://[^:/]+:[0-9]{1,5}", endpoint):
             raise _invalid(path, f"expected ipc:///path/to/socket or tcp://host:port, got {endpoint!r}")
@@ -314,6 +334,11 @@ def _check_fleet(config: RoostConfig) -> None:
             raise _invalid(f"gateway.nodes[{index}].name", f"{other.name} is this host's own node: see node.name")
     for index, key in enumerate(config.node.peers):
         decode_key(key, f"node.peers[{index}]")
+    for index, key in enumerate(config.training.peers):
+        decode_key(key, f"training.peers[{index}]")
+    for index, trainer in enumerate(config.node.trainers):
+        if trainer.public or "tcp://" in (trainer.endpoint[:6], trainer.feed_endpoint[:6]):
+            decode_key(trainer.public, f"node.trainers[{index}].public")
     for index, engine in enumerate(config.node.engines if config.node.peers else ()):
         field, host = ("attach", engine.attach.rpartition(":")[0]) if engine.attach else ("host", engine.host)
         if is_loopback(host) or is_everywhere(host):

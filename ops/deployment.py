@@ -13,7 +13,7 @@ from backends.trainer import TrainerSettings
 from catalog.settings import CurveSettings, RegistrarSettings
 from gateway.settings import GatewaySettings, NodeAddress
 from gateway.training.settings import TrainingSettings
-from sidecar.settings import SidecarSettings
+from sidecar.settings import SidecarSettings, TrainerAddress
 from wire.curve import make_keys
 from wire.outcomes import InvalidRequest
 
@@ -44,9 +44,11 @@ def needs_curve(config: RoostConfig) -> bool:
     """Whether anything is served or reached over TCP, where CURVE is never optional."""
     endpoints = (
         config.registrar.endpoint, config.registrar.feed_endpoint, config.node.endpoint, config.node.feed_endpoint,
+        config.training.endpoint, config.training.feed_endpoint,
         *(endpoint for node in config.gateway.nodes for endpoint in (node.endpoint, node.feed_endpoint)),
+        *(endpoint for trainer in config.node.trainers for endpoint in (trainer.endpoint, trainer.feed_endpoint)),
     )  # fmt: skip
-    return bool(config.node.peers) or any(endpoint.startswith("tcp://") for endpoint in endpoints)
+    return bool(config.node.peers or config.training.peers) or any(endpoint.startswith("tcp://") for endpoint in endpoints)
 
 
 def curve_keys(layout: Layout, *, make: bool = True) -> dict[str, KeyPair]:
@@ -96,6 +98,11 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
         feed_endpoint=config.node.feed_endpoint or layout.socket("node-feed"),
         public=keys[SIDECAR].public if keys else "",
     )
+    trainer = TrainerAddress(
+        endpoint=config.training.endpoint or layout.socket("revisions"),
+        feed_endpoint=config.training.feed_endpoint or layout.socket("revisions-feed"),
+        public=keys[GATEWAY].public if keys else "",
+    )
     return Deployment(
         RegistrarSettings(
             catalog_dir=str(layout.catalog),
@@ -119,9 +126,10 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
             log_dir=str(layout.logs),
             engines=engine_settings(config.node, fingerprints),
             registrar_feed=registrar_feed,
+            trainers=(*((trainer,) if config.training.base else ()), *config.node.trainers),
             disk_dir=str(layout.disk / node.name),
             curve=_curve(SIDECAR, keys, config.node.peers),
-            **_tuning(config.node, leave_out={"name", "endpoint", "feed_endpoint", "engines", "peers"}),
+            **_tuning(config.node, leave_out={"name", "endpoint", "feed_endpoint", "engines", "peers", "trainers"}),
         ),
         GatewaySettings(
             name=config.gateway.name or gateway_name(layout),
@@ -147,7 +155,7 @@ def derive_training(config: RoostConfig, layout: Layout) -> TrainingSettings | N
     path = str(absolute(base_path(config)))
     fields = {field.name: getattr(training.trainer, field.name) for field in msgspec.structs.fields(TrainerSettings)}
     anonymous = config.gateway.anonymous
-    tuning = _tuning(training, leave_out={"trainer", "tokenizer"})
+    tuning = _tuning(training, leave_out={"trainer", "tokenizer", "endpoint", "feed_endpoint", "peers"})
     return TrainingSettings(
         trainer=TrainerSettings(**(fields | {"model_path": path})),
         # only clients of this host are anonymous: they can read the base's own files
@@ -160,9 +168,13 @@ def derive_training(config: RoostConfig, layout: Layout) -> TrainingSettings | N
         store_dir=deployment.gateway.store_dir,
         store=deployment.gateway.store,
         registrar_endpoint=deployment.gateway.registrar_endpoint,
+        endpoint=deployment.sidecar.trainers[0].endpoint,
+        feed_endpoint=deployment.sidecar.trainers[0].feed_endpoint,
+        nodes=tuple(node.name for node in deployment.gateway.nodes),
+        nodes_file=deployment.gateway.nodes_file,
         state_dir=str(layout.training),
         log_dir=str(layout.logs),
-        curve=deployment.gateway.curve,
+        curve=_with_peers(deployment.gateway.curve, training.peers),
         **tuning,
     )
 
@@ -189,6 +201,10 @@ def _curve(process: str, keys: Mapping[str, KeyPair], peers: tuple[str, ...] = (
         server_public=keys[REGISTRAR].public,
         peers=(*(pair.public for pair in keys.values()), *peers),
     )
+
+
+def _with_peers(curve: CurveSettings | None, peers: tuple[str, ...]) -> CurveSettings | None:
+    return curve and msgspec.structs.replace(curve, peers=(*curve.peers, *peers))
 
 
 def _tuning(section: Section, leave_out: Collection[str] = ()) -> dict[str, Any]:
