@@ -27,7 +27,7 @@ def test_a_host_that_trains_gives_revisions_to_its_own_sidecar(tmp_path: Path) -
 
 def test_other_hosts_are_let_in_by_their_keys(tmp_path: Path) -> None:
     layout = Layout.of(str(tmp_path))
-    layout.prepare()
+    layout.keys.mkdir(mode=0o700)
     stranger, far = make_keys()[0], {"endpoint": "tcp://a:1", "feed_endpoint": "tcp://a:2", "public": make_keys()[0]}
     trained = {"base": "tiny", "trainer": {"model_path": "/models/tiny"}}
     ours = trained | {"endpoint": "tcp://b:1", "feed_endpoint": "tcp://b:2", "peers": [stranger]}
