@@ -155,11 +155,14 @@ class TrainingConfig(Section, frozen=True):
     Revisions are offered at ``feed_endpoint`` while they are written, and given out at ``endpoint``, to this host's
     sidecar and to those whose CURVE keys are ``peers``; both are on this host alone unless they say otherwise.
     ``tenant`` is whose policies are trained by keys that reach all tenants. ``tokenizer`` is what clients are told to
-    load. See ``gateway.training.settings`` for the rest.
+    load. The journal is in PostgreSQL where the registrar's is, or at ``journal``, and there under ``name`` (else the
+    node's), which one training service of a fleet may have. See ``gateway.training.settings`` for the rest.
     """
 
     base: str = ""
     trainer: TrainerConfig = TrainerConfig()
+    journal: str = ""
+    name: str = ""
     tenant: str = "default"
     tokenizer: str = ""
     alpha: float = 32.0
@@ -355,6 +358,10 @@ def _check_training(config: RoostConfig) -> None:
         return
     check_base(training.base, "training.base")
     check_part(training.tenant, "training.tenant")
+    if training.journal:
+        check_address(training.journal, "training.journal")
+    if training.name:
+        check_part(training.name, "training.name")
     if training.revision_dtype not in ("BF16", "F32"):
         raise _invalid("training.revision_dtype", f"expected BF16 or F32, got {training.revision_dtype!r}")
     if not base_path(config):

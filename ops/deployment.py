@@ -48,7 +48,9 @@ def needs_curve(config: RoostConfig) -> bool:
         *(endpoint for node in config.gateway.nodes for endpoint in (node.endpoint, node.feed_endpoint)),
         *(endpoint for trainer in config.node.trainers for endpoint in (trainer.endpoint, trainer.feed_endpoint)),
     )  # fmt: skip
-    return bool(config.node.peers or config.training.peers) or any(endpoint.startswith("tcp://") for endpoint in endpoints)
+    return bool(config.node.peers or config.training.peers) or any(
+        endpoint.startswith("tcp://") for endpoint in endpoints
+    )
 
 
 def curve_keys(layout: Layout, *, make: bool = True) -> dict[str, KeyPair]:
@@ -146,8 +148,8 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
     )
 
 
-def derive_training(config: RoostConfig, layout: Layout) -> TrainingSettings | None:
-    """What the training service is told, where there is to be one."""
+def derive_training(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str]) -> TrainingSettings | None:
+    """What the training service is told, where there is to be one. ``fingerprints`` as in ``derive``."""
     training = config.training
     if not training.base:
         return None
@@ -155,9 +157,13 @@ def derive_training(config: RoostConfig, layout: Layout) -> TrainingSettings | N
     path = str(absolute(base_path(config)))
     fields = {field.name: getattr(training.trainer, field.name) for field in msgspec.structs.fields(TrainerSettings)}
     anonymous = config.gateway.anonymous
-    tuning = _tuning(training, leave_out={"trainer", "tokenizer", "endpoint", "feed_endpoint", "peers"})
+    tuning = _tuning(
+        training, leave_out={"trainer", "tokenizer", "endpoint", "feed_endpoint", "peers", "journal", "name"}
+    )
     return TrainingSettings(
-        trainer=TrainerSettings(**(fields | {"model_path": path})),
+        trainer=TrainerSettings(**(fields | {"model_path": path, "fingerprint": fingerprints.get(training.base, "")})),
+        journal=training.journal or config.registrar.journal,
+        name=training.name or config.node.name,
         # only clients of this host are anonymous: they can read the base's own files
         tokenizer=training.tokenizer or (path if anonymous else ""),
         socket=layout.socket_file(TRAINING),

@@ -46,7 +46,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     announce_wait_s: float = 0.5
     state_dir: str
     journal: str = ""
-    name: str = "training"
+    name: str = ""
     log_dir: str
     tokenizer: str = ""
     alpha: float = 32.0

@@ -107,6 +107,31 @@ async def test_what_the_trainer_has_on_disk_is_kept_no_longer(rig: Rig) -> None:
     assert [number for number, _ in rig.service.journal.changes(run, 0)] == [4, 5]
 
 
+async def test_what_the_trainer_has_on_disk_is_kept_no_longer_while_it_runs(rig: Rig) -> None:
+    run = await rig.run(await rig.session())
+    for seq in range(1, 9):
+        await rig.result(await rig.train(run, seq))
+    # its snapshots are of changes 3 and 6
+    assert [number for number, _ in rig.service.journal.changes(run, 0)] == [7, 8]
+    await rig.crash()
+    await rig.restart()
+    stepped = await rig.result(await rig.step(run, 9))
+    assert stepped["metrics"]["grad_norm:mean"] == pytest.approx(8 * 3**0.5)
+
+
+async def test_a_run_whose_snapshot_is_lost_fails_and_says_why(rig: Rig) -> None:
+    run = await rig.run(await rig.session())
+    for seq in range(1, 9):
+        await rig.result(await rig.train(run, seq))
+    await rig.crash()
+    (rig.folder / "trainer" / "snapshots" / run).unlink()
+    await rig.restart()
+    told = await rig.result(await rig.step(run, 9))
+    assert told["category"] == "server"
+    assert f"{run} was at change 8, and the trainer's newest snapshot of it is from change 0" in told["error"]
+    assert rig.trainer.log == []
+
+
 async def test_runs_that_were_to_end_end_in_the_next_life(rig: Rig) -> None:
     session = await rig.session()
     run = await rig.run(session)
