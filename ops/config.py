@@ -166,6 +166,7 @@ class TrainingConfig(Section, frozen=True):
     tenant: str = "default"
     tokenizer: str = ""
     alpha: float = 32.0
+    refuse_unembed: bool = False
     revision_dtype: str = "BF16"
     map_bytes: int = 1 << 38
     max_body_bytes: int = 64 << 20

@@ -16,8 +16,9 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     key in ``key_file`` (none where the gateway is anonymous). ``state_dir`` holds its journal and its checkpoints.
     With a ``journal`` (a ``postgresql://`` address) the journal is there, under ``name``, which one process at a time
     has, and ``state_dir`` holds a copy of it. ``tenant`` is whose policies are trained by keys that reach all tenants.
-    ``alpha`` is every adapter's.
-    ``tokenizer`` is what clients are told to load (the base's name where it is empty).
+    ``alpha`` is every adapter's. The unembedding is trained in none: with ``refuse_unembed`` a run that wants it, as
+    SDKs do unless they are told otherwise, is refused; else it is made of the rest. ``tokenizer`` is what clients are
+    told to load (the base's name where it is empty).
 
     With an ``endpoint`` and a ``feed_endpoint`` revisions are offered to nodes while they are written, and a revision's
     event waits ``announce_wait_s`` at most for those that pull it. ``nodes`` and ``nodes_file`` are the fleet's, as
@@ -50,6 +51,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     log_dir: str
     tokenizer: str = ""
     alpha: float = 32.0
+    refuse_unembed: bool = False
     revision_dtype: str = "BF16"
     map_bytes: int = 1 << 38
     max_body_bytes: int = 64 << 20

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from backends.trainer import TrainerBackend
 from wire.node import Health
-from wire.outcomes import ArtifactUnavailable, EngineFailed, NotFound
+from wire.outcomes import ArtifactUnavailable, EngineFailed, JournalUnavailable, NotFound, StorageFull
 from wire.trainer import PolicySpec
 
 from .fairness import Turns
@@ -95,11 +96,12 @@ class Trainees:
         await self._trim(run)
 
     async def _trim(self, run: RunRecord) -> None:
-        """Keep no longer what the trainer has on disk."""
+        """Keep no longer what the trainer has on disk. What can't be written now is for the next time."""
         durable = min(self._trainer.durable(run.model_id), run.number)
         if durable > self._trimmed.get(run.model_id, 0):
-            await self._journal.forget_changes(run.model_id, durable)
-            self._trimmed[run.model_id] = durable
+            with contextlib.suppress(JournalUnavailable, StorageFull):
+                await self._journal.forget_changes(run.model_id, durable)
+                self._trimmed[run.model_id] = durable
 
 
 def spec_of(run: RunRecord) -> PolicySpec:

@@ -7,8 +7,10 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from gateway.training import postgres as module
 from gateway.training.journal import Journal
@@ -18,10 +20,13 @@ from gateway.training.store import Store
 from gateway.training.work import CreateRun, Step
 from loadtest.postgres import PostgresServer
 from tests.catalog.postgres.fleet import CuttingProxy
+from tests.gateway.fleet_states import BASE
+from tests.gateway.mesh import Told, until
+from tests.gateway.stub_engine import StubEngine
 from wire.outcomes import JournalUnavailable
 from wire.trainer import Adam
 
-from .rig import Rig
+from .rig import Rig, completion
 from .test_restarts import published, train_and_publish
 
 MAP_BYTES = 1 << 26
@@ -157,6 +162,21 @@ async def test_a_service_goes_on_where_another_host_was_killed(url: str, tmp_pat
         assert [number for _, _, number in rig.trainer.log] == [4, 5]
 
 
+async def a_sample_that_is_slow(rig: Rig) -> Told:
+    async def slowly(engine: StubEngine, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(0.5)
+        return await completion(engine, request, body)
+
+    rig.mesh.engine.scripts.append(slowly)
+    body = {"session_id": await rig.session(), "sampling_session_seq_id": 0, "base_model": BASE}
+    name = (await rig.ask("create_sampling_session", body)).json["sampling_session_id"]
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [1]}]}
+    asked = {"sampling_session_id": name, "seq_id": 0, "prompt": prompt, "sampling_params": {"max_tokens": 2}}
+    accepted = await rig.ask("asample", asked)
+    await until(lambda: bool(rig.mesh.engine.asked))
+    return accepted
+
+
 async def test_while_postgres_is_away_clients_are_told_to_come_again(
     own_server: PostgresServer, tmp_path: Path, hasty: None
 ) -> None:
@@ -164,12 +184,16 @@ async def test_while_postgres_is_away_clients_are_told_to_come_again(
         run = await rig.run(await rig.session())
         rig.trainer.seconds[run] = 0.3
         first = await rig.train(run, 1)
+        drawn = await a_sample_that_is_slow(rig)
         await asyncio.to_thread(own_server.kill)
         refused = await rig.train(run, 2)
         assert refused.status == 503
         assert "part of the service is not available" in refused.json["error"] or "PostgreSQL" in refused.json["error"]
+        # the first operation and the sample are done by now, and can't be written
+        await asyncio.sleep(1.5)
         await asyncio.to_thread(own_server.start)
         await rig.result(first)
+        assert len((await rig.result(drawn))["sequences"]) == 1
         await rig.result(await rig.train(run, 2))
         assert [number for _, _, number in rig.trainer.log] == [1, 2]
 

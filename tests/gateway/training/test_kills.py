@@ -1,4 +1,4 @@
-"""Trainer, training service, gateway and sidecar are killed while policies train, publish and are sampled.
+"""Trainer, training service, gateway, sidecar and registrar are killed while policies train, publish and are sampled.
 
 What every operation gave, and every revision, is what the same policies get when nothing is killed.
 """
@@ -30,7 +30,7 @@ from tests.ops.training_mesh import Client, engine_of, trained
 from .rig import datum
 
 pytestmark = pytest.mark.engine
-VICTIMS = ("trainer", "training", "gateway", "sidecar")
+VICTIMS = ("trainer", "training", "gateway", "sidecar", "registrar")
 NAMES = ("one", "two")
 TEXT = tuple(range(60, 72))
 _ALL = 1_000_000
