@@ -51,7 +51,8 @@ def log_event(event: AnyEvent) -> None:
     elif isinstance(event, PullDone):
         _log.info("pulled %s, which is %s", event.transfer, event.digest)
     elif isinstance(event, PullFailed):
-        _log.warning("the pull of %s ended: %s", event.transfer, event.message)
+        # whoever needs the bytes has them from the store
+        _log.info("the pull of %s ended: %s", event.transfer, event.message)
     elif isinstance(event, InstallDone):
         _log.info("call %d: installed on %s", event.op, event.engine)
     elif isinstance(event, InstallRejected | InstallBroke | InstallUnsure | RemoveUnsure):
