@@ -181,6 +181,7 @@ class TrainingConfig(Section, frozen=True):
     poll_s: float = 25.0
     gap_s: float = 300.0
     keep_results_s: float = 86400.0
+    sampler_idle_s: float = 3600.0
 
 
 class RoostConfig(Section, frozen=True):

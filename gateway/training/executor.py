@@ -19,6 +19,7 @@ from .journal import Effects, Journal
 from .paths import SAMPLER_WEIGHTS, WEIGHTS, SavedPath, parse_path
 from .publishing import Publisher
 from .records import RunRecord, SamplerRecord, SavedRecord
+from .retention import Retention
 from .trainees import Trainees, spec_of
 from .work import (
     AnyResult,
@@ -53,11 +54,19 @@ class Executor:
     """``folder`` is where checkpoints lie and revisions are written before they are in the store."""
 
     def __init__(
-        self, journal: Journal, trainees: Trainees, publisher: Publisher, folder: Path, *, revision_dtype: str
+        self,
+        journal: Journal,
+        trainees: Trainees,
+        publisher: Publisher,
+        retention: Retention,
+        folder: Path,
+        *,
+        revision_dtype: str,
     ) -> None:
         self._journal = journal
         self._trainees = trainees
         self._publisher = publisher
+        self._retention = retention
         self._checkpoints = folder / "checkpoints"
         self._exports = folder / "exports"
         self._dtype = revision_dtype
@@ -171,6 +180,7 @@ class Executor:
         if ask.sampler:
             follows = run.model_id if ask.follows else ""
             sampler = SamplerRecord(ask.sampler, run.tenant, run.base, run.policy, revision, follows=follows)
+            self._retention.bound(sampler)
         return Done(SavedForSampler(path=path, sampler=ask.sampler), Effects(run, saved=saved, sampler=sampler))
 
     async def end(self, run: RunRecord) -> None:

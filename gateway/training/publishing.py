@@ -17,7 +17,7 @@ from wire.outcomes import JournalUnavailable, NotFound
 from wire.registrar import Committed, CreatePolicy, PublishRevision, ReleaseRecord, RetainRecord
 
 from .copying import FollowingCopy
-from .records import RunRecord, SavedRecord
+from .records import RunRecord, SamplerRecord, SavedRecord
 from .transfers import Transfer, Transfers
 
 _log = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 # a registrar that restarts is waited for
 _PATIENCE_S = 60.0
 _RETRY_S = 0.5
+# who is said to have asked for what no client did
+_ACTOR = "training"
 
 
 class Publication:
@@ -124,11 +126,19 @@ class Publisher:
 
     async def release(self, saved: SavedRecord, actor: str) -> None:
         """It no longer does; nothing happens where it did not."""
-        command = ReleaseRecord(actor=actor, policy=saved.policy, kind=RecordKind.CHECKPOINT, uri=saved.path)
-        try:
-            await self.run(command)
-        except NotFound:
-            return
+        await self._release(saved.policy, RecordKind.CHECKPOINT, saved.path, actor)
+
+    async def retain_for(self, sampler: SamplerRecord) -> None:
+        """The policy keeps hold of the revision that ``sampler`` is bound to, and of none that it was bound to before.
+
+        Raises NotFound where that is gone.
+        """
+        record = TrainingRecord(RecordKind.ROLLOUT, _uri(sampler), revision=sampler.revision)
+        await self.run(RetainRecord(actor=_ACTOR, policy=sampler.policy, record=record))
+
+    async def release_for(self, sampler: SamplerRecord) -> None:
+        """It no longer does; nothing happens where it did not."""
+        await self._release(sampler.policy, RecordKind.ROLLOUT, _uri(sampler), _ACTOR)
 
     async def run(self, command: WriteCommand) -> Committed:
         """Repeats what a registrar that is away can't answer: every command here may be repeated."""
@@ -140,6 +150,14 @@ class Publisher:
                 if time.monotonic() >= until:
                     raise
                 await asyncio.sleep(_RETRY_S)
+
+    async def _release(self, policy: str, kind: RecordKind, uri: str, actor: str) -> None:
+        with contextlib.suppress(NotFound):
+            await self.run(ReleaseRecord(actor=actor, policy=policy, kind=kind, uri=uri))
+
+
+def _uri(sampler: SamplerRecord) -> str:
+    return f"tinker://{sampler.sampler_id}"
 
 
 class Stages:

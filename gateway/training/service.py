@@ -29,6 +29,7 @@ from .journal import Journal
 from .lines import Lines
 from .postgres import PostgresStore
 from .publishing import Publisher
+from .retention import Retention
 from .sampling import GatewayClient, Samples
 from .settings import TrainingSettings
 from .store import Store
@@ -86,7 +87,10 @@ class TrainingService:
             transfers=self._transfers,
             announce_wait_s=settings.announce_wait_s,
         )
-        self._executor = Executor(self.journal, trainees, publisher, folder, revision_dtype=settings.revision_dtype)
+        self._retention = Retention(self.journal, publisher, idle_s=settings.sampler_idle_s)
+        self._executor = Executor(
+            self.journal, trainees, publisher, self._retention, folder, revision_dtype=settings.revision_dtype
+        )
         self._lines = Lines(self.journal, self._executor, futures, gap_s=settings.gap_s)
         gateway = GatewayClient(settings.gateway_url, settings.key_file, timeout_s=settings.sample_timeout_s)
         self._samples = Samples(self.journal, gateway, futures, at_once=settings.samples_at_once)
@@ -100,6 +104,7 @@ class TrainingService:
             trainees=trainees,
             lines=self._lines,
             samples=self._samples,
+            retention=self._retention,
             futures=futures,
         )
         self._runner = web.AppRunner(make_app(shared), access_log=None, shutdown_timeout=_END_S)
@@ -144,6 +149,7 @@ class TrainingService:
             self._sweeping.cancel()
         await self._samples.stop()
         await self._lines.stop()
+        await self._retention.stop()
         await self._trainer.stop()
         await self._store.close()
         if self._transfers is not None:
@@ -159,6 +165,7 @@ class TrainingService:
                 self._samples.admit(operation)
         for run in self.journal.ending():
             self._lines.end(run.model_id)
+        self._retention.go_on()
         self._sweeping = asyncio.create_task(self._sweep())
 
     async def _listen(self) -> None:
@@ -175,6 +182,7 @@ class TrainingService:
             now_ms = time.time_ns() // 1_000_000
             try:
                 await self._executor.expire(now_ms)
+                await self._retention.sweep()
                 await self.journal.prune(now_ms - int(self.settings.keep_results_s * 1000))
             except RoostError as error:
                 _log.warning("what is old can't be dropped: %s", error.message)

@@ -25,8 +25,10 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     gateways have them.
 
     A request for a result is answered after ``poll_s`` at the latest. An operation that waits for an earlier one which
-    never came fails after ``gap_s``. Results are kept for ``keep_results_s``. Beyond ``max_pending_bytes`` of
-    operations and ``max_pending_samples`` clients are told to come again; ``samples_at_once`` are asked of the gateway.
+    never came fails after ``gap_s``. Results are kept for ``keep_results_s``; the
+    revision of a sampling session stays until its client finishes, or nothing was sampled for ``sampler_idle_s``.
+    Beyond ``max_pending_bytes`` of operations and ``max_pending_samples`` clients are told to come again;
+    ``samples_at_once`` are asked of the gateway.
     """
 
     base: str
@@ -62,4 +64,5 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     poll_s: float = 25.0
     gap_s: float = 300.0
     keep_results_s: float = 86400.0
+    sampler_idle_s: float = 3600.0
     curve: CurveSettings | None = None

@@ -121,6 +121,8 @@ class Store:
         self.places = self._table("places")
         self.changes = self._table("changes")
         self.writers = self._table("writers")
+        # sampling sessions whose revisions are kept for them
+        self.held = self._table("held")
         # request ids without a result; time of the result and request id
         self.pending = self._table("pending")
         self.resolved = self._table("resolved")
