@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +112,16 @@ def run(
         root = Path(scratch)
         say("Making the base")
         base = make_base(device, root / "base", seed)
-        say("Starting the mesh")
-        with TrainingMesh(root / "mesh", base, slots=_SLOTS) as mesh:
-            return measure(file, mesh, root / "merged", SMALL if small else FULL, seed=seed, plot=plot, say=say)
+        say("Starting the mesh and a stock engine")
+        with MergingEngine(root / "merged", base) as stock, TrainingMesh(root / "mesh", base, slots=_SLOTS) as mesh:
+            return measure(file, mesh, stock, SMALL if small else FULL, seed=seed, plot=plot, say=say)
 
 
 def measure(
-    file: Path, mesh: TrainingMesh, root: Path, plan: Plan, *, seed: int, plot: Path | None = None, say: Say
+    file: Path, mesh: TrainingMesh, stock: MergingEngine, plan: Plan, *, seed: int, plot: Path | None = None, say: Say
 ) -> dict[str, Any]:
-    """The same over a mesh that runs; ``root`` is to be made for the stock way. The report grows with each round."""
-    bench = _Bench(file, mesh, root, plan, seed, say)
+    """The same over what runs already. The report grows with each round."""
+    bench = _Bench(file, mesh, stock, plan, seed, say)
     summary = asyncio.run(bench.run())
     if plot is not None:
         from .picture import draw
@@ -130,14 +131,14 @@ def measure(
 
 
 class _Bench:
-    def __init__(self, file: Path, mesh: TrainingMesh, root: Path, plan: Plan, seed: int, say: Say) -> None:
+    def __init__(self, file: Path, mesh: TrainingMesh, stock: MergingEngine, plan: Plan, seed: int, say: Say) -> None:
         self.found = Measured()
         self._file = file
         self._mesh = mesh
         self._plan = plan
         self._seed = seed
         self._say = say
-        self._stock = MergingEngine(root, mesh.base)
+        self._stock = stock
         self._chance = np.random.default_rng(seed)
         self._told = environment(seed=seed, engine="vllm", stand_in=mesh.base.stand_in) | {
             "base": mesh.base.name, "device": mesh.base.device, "rank": RANK,
@@ -150,22 +151,25 @@ class _Bench:
             self._say("Warming up")
             for _ in range(2):
                 await taught.hand_off()
-            self._say("Starting the stock engine")
-            await self._stock.start()
-            await self._stock.ask(self._prompt(_PROMPT))
+            with await self._revision(taught) as revision:
+                await self._stock.ready(revision, self._prompt(_PROMPT))
             for number in range(self._plan.rounds):
                 self._say(f"Round {number + 1}: {self._plan.handoffs} handoffs")
                 self.found.handoffs.append([await taught.hand_off() for _ in range(self._plan.handoffs)])
                 self._write()
-                await self._merge(await asyncio.to_thread(taught.newest))
+                await self._merge(taught)
                 self._write()
         finally:
-            await self._stock.stop()
             await client.close()
         return self.found.summary()
 
-    async def _merge(self, digest: str) -> None:
-        with open_store(self._mesh.state / "store").as_file(digest) as revision:
+    async def _revision(self, taught: _Taught) -> AbstractContextManager[Path]:
+        """The file of what was handed off last."""
+        digest = await asyncio.to_thread(taught.newest)
+        return open_store(self._mesh.state / "store").as_file(digest)
+
+    async def _merge(self, taught: _Taught) -> None:
+        with await self._revision(taught) as revision:
             if not self.found.refused:
                 self._say("Merged, and loaded where the engine is")
                 try:

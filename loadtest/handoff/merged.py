@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import aiohttp
 import msgspec
@@ -44,7 +45,10 @@ class Reload(msgspec.Struct, frozen=True):
 
 
 class MergingEngine:
-    """An engine of the base and a merger beside it. ``root`` is a folder of its own."""
+    """An engine of the base and a merger beside it. ``root`` is a folder of its own.
+
+    Use as a context manager: both are started when it is entered, and ``ready`` waits for them.
+    """
 
     def __init__(self, root: Path, base: TrainedBase) -> None:
         self._root = root
@@ -53,18 +57,28 @@ class MergingEngine:
         self._merger: subprocess.Popen[str] | None = None
         self._merges = 0
 
-    async def start(self) -> None:
-        """Raises EngineFailed."""
+    def __enter__(self) -> Self:
         self._root.mkdir(parents=True)
         self._start_merger()
-        await self._serve(self._base.folder)
-        await asyncio.to_thread(self._hear, "ready")
+        self._start_engine(self._base.folder)
+        return self
 
-    async def stop(self) -> None:
-        await asyncio.to_thread(self._engine.stop, grace_s=5.0)
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End both; nothing happens where they have ended."""
+        self._engine.stop(grace_s=5.0)
         if self._merger is not None:
             self._merger.kill()
             self._merger.wait()
+
+    async def ready(self, revision: Path, prompt: Sequence[int]) -> None:
+        """Wait until both answer, and have each do once what is slow the first time. Raises EngineFailed."""
+        await self._healthy()
+        await asyncio.to_thread(self._hear, "ready")
+        await self._merged(revision)
+        await self.ask(prompt)
 
     async def restart(self, revision: Path, prompt: Sequence[int]) -> Reload:
         """Another engine takes the running one's place."""
@@ -72,7 +86,8 @@ class MergingEngine:
         folder = await self._merged(revision)
         merged = time.monotonic()
         await asyncio.to_thread(self._engine.stop, grace_s=5.0)
-        await self._serve(folder)
+        await asyncio.to_thread(self._start_engine, folder)
+        await self._healthy()
         return await self._told(begun, merged, prompt)
 
     async def reload(self, revision: Path, prompt: Sequence[int]) -> Reload:
@@ -86,6 +101,7 @@ class MergingEngine:
         return await self._told(begun, merged, prompt)
 
     async def ask(self, prompt: Sequence[int]) -> Sample:
+        """A token of whatever the engine has loaded. Raises EngineFailed."""
         record = self._engine.record
         if record is None:
             raise EngineFailed("the merging engine does not run")
@@ -127,15 +143,18 @@ class MergingEngine:
         if self._merger.stdout.readline().strip() != word:
             raise EngineFailed(f"the merger ended: {(self._root / 'merger.log').read_text()[-2000:]}")
 
-    async def _serve(self, folder: Path) -> None:
-        """Start an engine over ``folder``, and return when it is healthy."""
+    def _start_engine(self, folder: Path) -> None:
         settings = EngineSettings(name="merged", fingerprint="", **engine_options(self._base))
         made = command_for(msgspec.structs.replace(settings, model_path=str(folder)))
         environment = {name: value for name, value in made.env.items() if name != ACTIVATION}
         stock = msgspec.structs.replace(
             made, argv=_without_adapters(made.argv), env={**environment, "VLLM_SERVER_DEV_MODE": "1"}
         )
-        record = await asyncio.to_thread(self._engine.spawn, stock, host="127.0.0.1", port=0)
+        self._engine.spawn(stock, host="127.0.0.1", port=0)
+
+    async def _healthy(self) -> None:
+        record = self._engine.record
+        assert record is not None, "it was started"
         until = time.monotonic() + _START_S
         async with aiohttp.ClientSession() as http:
             while True:
