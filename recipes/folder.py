@@ -39,7 +39,7 @@ class RunFolder:
         self.folder = folder
         self.metrics = folder / "metrics.jsonl"
         self._file = folder / "state.json"
-        told = msgspec.to_builtins(config)
+        told = msgspec.json.decode(msgspec.json.encode(config))
         folder.mkdir(parents=True, exist_ok=True)
         self.state = State(recipe=recipe, config=told)
         if self._file.exists():

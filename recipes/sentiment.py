@@ -2,8 +2,8 @@
 
 The texts and scores are those of vaderSentiment 3.3.2 (Hutto and Gilbert, 2014; MIT), whose source distribution carries
 them; pip fetches it. Written are items to train on, held-out ones and test items (``train.jsonl``, ``held_out.jsonl``,
-``test.jsonl``), the same with a third label for texts that are neither (``three_train.jsonl``, ...), and pairs of a right
-and a wrong answer (``pairs_train.jsonl``, ...).
+``test.jsonl``), the same with a third label for texts that are neither (``three_train.jsonl``, ...), and pairs of a
+right and a wrong answer (``pairs_train.jsonl``, ...).
 """
 
 from __future__ import annotations
