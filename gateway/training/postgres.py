@@ -313,7 +313,8 @@ class PostgresStore(Store):
             return
         if self._mark.holder and (await self._mark_there(connection)).holder != self._mark.holder:
             self._lose()
-        raise _Held(f"another process has training service {self._name}: give this one another name")
+        why = f"another process has training service {self._name}: give this one another name, or let it wait"
+        raise _Held(why, retry_after_s=1.0)
 
     def _lose(self) -> NoReturn:
         self.lost = f"another process has taken over training service {self._name}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from .settings import TrainingSettings
 from .store import Store
 from .trainees import Trainees
 from .transfers import Transfers
+from .waiting import listen_on, waited_for
 
 _log = logging.getLogger(__name__)
 
@@ -117,13 +117,14 @@ class TrainingService:
         *,
         make: MakeTrainer = _trainer_of,
         catalog: CatalogSource | None = None,
+        store: Store | None = None,
     ) -> Self:
-        """Make a service, go on with what an earlier life left, and listen.
+        """Make a service, go on with what an earlier life left, and listen. ``store`` is its own from now on.
 
         Raises InvalidRequest or Unfit for settings that can't stand, JournalUnavailable where another one runs.
         """
         trainer = make(settings)
-        store = _store_of(settings)
+        store = store or _store_of(settings)
         service = cls(settings, trainer, store, catalog or CatalogSource(Path(settings.catalog_dir)))
         try:
             await trainer.start()
@@ -170,10 +171,7 @@ class TrainingService:
 
     async def _listen(self) -> None:
         await self._runner.setup()
-        with contextlib.suppress(FileNotFoundError):
-            # a life that was killed left it; the journal's lock says that nobody has it
-            Path(self.settings.socket).unlink()  # noqa: ASYNC240 - once, before anything is served
-        await web.UnixSite(self._runner, self.settings.socket).start()
+        await listen_on(self._runner, self.settings.socket)
 
     async def _sweep(self) -> None:
         """Now and then, drop results and checkpoints whose time is over."""
@@ -188,9 +186,21 @@ class TrainingService:
                 _log.warning("what is old can't be dropped: %s", error.message)
 
 
-async def run(settings: TrainingSettings, stop: asyncio.Event) -> None:
-    """Serve until ``stop`` is set. Raises what ``TrainingService.start`` does, and EngineFailed if the trainer dies."""
-    service = await TrainingService.start(settings)
+async def run(
+    settings: TrainingSettings,
+    stop: asyncio.Event,
+    *,
+    make: MakeTrainer = _trainer_of,
+    catalog: CatalogSource | None = None,
+) -> None:
+    """Serve until ``stop`` is set, once the journal can be had.
+
+    Raises what ``TrainingService.start`` does, and EngineFailed if the trainer dies or the journal is lost.
+    """
+    store = await waited_for(lambda: _store_of(settings), settings.socket, stop)
+    if store is None:
+        return
+    service = await TrainingService.start(settings, make=make, catalog=catalog, store=store)
     _log.info("training service ready: %s on %s", settings.base, settings.socket)
     stopping, dying = asyncio.create_task(stop.wait()), asyncio.create_task(service.died())
     await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)

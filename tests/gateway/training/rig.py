@@ -100,10 +100,11 @@ class Rig:
     def url(self) -> str:
         return self.mesh.url
 
-    def settings(self) -> TrainingSettings:
+    def settings(self, **more: Any) -> TrainingSettings:
         given: dict[str, Any] = {
             "anonymous": True,
             "poll_s": 5.0,
+            "name": "here",
             "map_bytes": 1 << 28,
             "state_dir": str(self.folder / "training"),
         }
@@ -116,7 +117,7 @@ class Rig:
             store_dir=str(self.folder / "store"),
             registrar_endpoint=f"ipc://{self.folder}/registrar.sock",
             log_dir=str(self.folder),
-            **(given | self.given),
+            **(given | self.given | more),
         )
 
     async def restart(self) -> None:
@@ -126,11 +127,15 @@ class Rig:
             self.trainer = FakeTrainer(settings.trainer, self.folder / "trainer")
             return self.trainer
 
+        self.service = await TrainingService.start(self.settings(), make=make, catalog=self.catalog_source())
+        self._served = True
+
+    def catalog_source(self) -> CatalogSource:
+        """This process's one view of the catalog."""
         view = CatalogView(self.mesh.catalog.environment)
         source = CatalogSource(self.folder, open_view=lambda _: view)
         source.close = lambda: None  # type: ignore[method-assign]
-        self.service = await TrainingService.start(self.settings(), make=make, catalog=source)
-        self._served = True
+        return source
 
     async def end(self) -> None:
         """End it in good order."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -16,7 +18,10 @@ from gateway.training import postgres as module
 from gateway.training.journal import Journal
 from gateway.training.postgres import PostgresStore
 from gateway.training.records import RunRecord, SessionRecord
+from gateway.training.service import run as serve
+from gateway.training.settings import TrainingSettings
 from gateway.training.store import Store
+from gateway.training.waiting import waited_for
 from gateway.training.work import CreateRun, Step
 from loadtest.postgres import PostgresServer
 from tests.catalog.postgres.fleet import CuttingProxy
@@ -26,6 +31,7 @@ from tests.gateway.stub_engine import StubEngine
 from wire.outcomes import JournalUnavailable
 from wire.trainer import Adam
 
+from .fake_trainer import FakeTrainer
 from .rig import Rig, completion
 from .test_restarts import published, train_and_publish
 
@@ -198,6 +204,76 @@ async def test_while_postgres_is_away_clients_are_told_to_come_again(
         assert [number for _, _, number in rig.trainer.log] == [1, 2]
 
 
+async def test_a_service_waits_for_a_journal_that_another_has_and_takes_over(
+    url: str, tmp_path: Path, hasty: None
+) -> None:
+    async with Rig(tmp_path, journal=url) as rig:
+        run = await rig.run(await rig.session())
+        await rig.result(await rig.train(run, 1))
+        late = await rig.train(run, 2)
+        # on the same socket, where the gateway looks for it once its connections to the first are broken
+        second = rig.settings(state_dir=str(tmp_path / "host-b"))
+        stop = asyncio.Event()
+
+        def make(settings: TrainingSettings) -> FakeTrainer:
+            return FakeTrainer(settings.trainer, rig.folder / "trainer")
+
+        Path(rig.socket).unlink()  # noqa: ASYNC240
+        waiting = asyncio.create_task(serve(second, stop, make=make, catalog=rig.catalog_source()))
+        try:
+            await until(lambda: Path(rig.socket).exists())
+            assert await health_at(rig.socket) == "waiting"
+            await rig.crash()
+            await until_well(rig.socket)
+            assert "metrics" in await rig.result(late)
+            assert "metrics" in await rig.result(await rig.train(run, 3))
+            assert not waiting.done()
+        finally:
+            stop.set()
+            await waiting
+
+
+async def health_at(socket: str) -> str:
+    """What the service says of itself."""
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket), timeout=aiohttp.ClientTimeout(2)) as client,
+        client.get("http://training/api/v1/healthz") as answer,
+    ):
+        return str((await answer.json())["status"])
+
+
+async def until_well(socket: str) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                if await health_at(socket) == "ok":
+                    return
+            await asyncio.sleep(0.05)
+
+
+async def test_a_start_outlives_a_database_that_is_away(own_server: PostgresServer, tmp_path: Path) -> None:
+    url = own_server.database()
+    own_server.stop()
+    stop, socket = asyncio.Event(), str(tmp_path / "s")
+    opening = asyncio.create_task(waited_for(lambda: open_store(tmp_path / "a", url), socket, stop))
+    await until(lambda: Path(socket).exists())
+    assert await health_at(socket) == "waiting"
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket)) as client,
+        client.post("http://training/api/v1/asample", json={}) as answer,
+    ):
+        assert answer.status == 503
+        assert "waits for its journal" in (await answer.json())["error"]
+    await asyncio.to_thread(own_server.start)
+    store = await opening
+    assert store is not None
+    await store.close()
+    with pytest.raises(JournalUnavailable, match="refuses the connection"):
+        await waited_for(lambda: open_store(tmp_path / "b", own_server.address("nowhere")), socket, stop)
+    stop.set()
+    assert await waited_for(lambda: open_store(tmp_path / "b", url), socket, stop) is None
+
+
 async def test_kills_of_postgres_lose_nothing_and_do_nothing_twice(own_server: PostgresServer, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -208,7 +284,7 @@ async def test_kills_of_postgres_lose_nothing_and_do_nothing_twice(own_server: P
         rig.trainer.pause_s = 0.05
         training = asyncio.create_task(train_and_publish(rig, 6))
         kills = 0
-        while not training.done():
+        while kills < 6 and not training.done():
             await asyncio.sleep(0.6)
             if kills % 2:
                 await asyncio.to_thread(own_server.kill_a_backend)
