@@ -17,10 +17,10 @@ from wire.outcomes import ArtifactUnavailable, InvalidRequest, StorageFull
 from wire.trainer import AnswerOfRank, AskOfRank, ExportLayers, PolicySpec
 
 from .hf_config import BaseConfig
-from .revision import content_of, layer_ends
+from .revision import revision_layout
 
 # about how much is written before the next bytes count as final
-_RANGE_BYTES = 8 << 20
+_RANGE_BYTES = 4 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Ask = Callable[[AskOfRank], Awaitable[Sequence[AnswerOfRank]]]
@@ -37,9 +37,7 @@ async def export_revision(
     """Write the file at ``path``; its digest is made while it is written. See ``TrainerBackend.export_revision``."""
     if dtype not in DTYPE_NAMES:
         raise InvalidRequest(f"a revision can't have the dtype {dtype!r}: BF16 or F32", field="dtype")
-    content = content_of(spec, base, dtype)
-    header = content.header()
-    ends = layer_ends(spec, base, dtype)
+    content, header, _, ends = revision_layout(spec, base, dtype)
     size = ends[-1]
     _reserve(path, header, size)
     view = map_file(path)
