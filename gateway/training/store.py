@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ import msgspec
 from wire.outcomes import JournalUnavailable, RoostError, StorageFull
 
 from .records import OperationRecord, RunRecord, SamplerRecord, SavedRecord, SessionRecord
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R", bound=msgspec.Struct)
@@ -167,7 +170,7 @@ class Store:
             batch, self._waiting = self._waiting, []
             try:
                 answers = await loop.run_in_executor(self._thread, self._run, [change for change, _ in batch])
-            except (lmdb.Error, OSError, RoostError) as error:
+            except Exception as error:
                 answers = [_told(error)] * len(batch)
             for (_, done), answer in zip(batch, answers, strict=True):
                 if done.cancelled():
@@ -215,6 +218,8 @@ class Store:
 def _told(error: Exception) -> Exception:
     if isinstance(error, RoostError):
         return error
+    if not isinstance(error, lmdb.Error | OSError):
+        _log.error("a commit of the training journal failed", exc_info=error)
     if isinstance(error, lmdb.MapFullError | lmdb.DiskError):
         return StorageFull(f"the training journal has no room: {error}")
     return JournalUnavailable(f"the training journal can't be written: {error}", retry_after_s=1.0)

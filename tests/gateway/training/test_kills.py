@@ -26,6 +26,7 @@ from tests.backends.megatron.test_ranks import children
 from tests.models import make_tiny_base
 from tests.ops.test_mesh import Running
 from tests.ops.training_mesh import Client, engine_of, trained
+from wire.node import Residency
 
 from .rig import datum
 
@@ -214,6 +215,11 @@ async def test_kills_at_random_points_lose_nothing_and_do_nothing_twice(tmp_path
             assert len(digests) == stormy.publishes
         published.look()
         published.close()
+        # nor does the node keep a place for bytes that never came
+        node = await running.mesh._ask_node()
+        assert node.audit_findings == 0
+        assert node.loads_in_flight == node.loads_queued == 0
+        assert Residency.FETCHING not in node.resident.values()
         assert published.looks > kills
     # what was being written when something was killed is gone
     assert not list((running.layout.training / "exports").iterdir())
