@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -35,8 +38,9 @@ from .settings import SidecarSettings, TrainerAddress
 
 _log = logging.getLogger(__name__)
 
-# large enough for little to be said a byte, small enough to be on its way while the next one is written
-_CHUNK_BYTES = 1 << 20
+# large enough for little to be said a byte, small enough to be on its way while the next one is written; of the
+# second kind only the place travels
+_CHUNK_BYTES, _LOCAL_BYTES = 1 << 20, 4 << 20
 # the largest message is a chunk and little beside it
 _MAX_MESSAGE_BYTES = _CHUNK_BYTES + 4096
 # a trainer that gives nothing for so long has stopped writing
@@ -89,7 +93,8 @@ class Pulls:
         chunks = self._trainers[effect.trainer].chunks
         ended: AnyEvent
         try:
-            digest = await _Pull(self._node, transfer, chunks, self._arena, effect.extent, self._threads).run()
+            with closing(_Filling(self._arena, effect.extent)) as filling:
+                digest = await _Pull(self._node, transfer, chunks, filling, self._threads).run()
         except RoostError as error:
             ended = PullFailed(transfer=transfer, generation=generation, message=error.message)
         except asyncio.CancelledError:
@@ -135,25 +140,80 @@ class _Trainer:
             self._emit(TransferWithdrawn(transfer=message.transfer))
 
 
+class _Filling:
+    """One extent and what is written there, on threads but never on two at a time."""
+
+    def __init__(self, arena: Arena, extent: Extent) -> None:
+        self.size = extent.length
+        self._arena = arena
+        self._extent = extent
+        self._hasher = blake3()
+        self._view: memoryview | None = None
+        self._done = 0
+        self._file: int | None = None
+
+    def begin(self) -> None:
+        """Raises StorageFull."""
+        self._view = self._arena.begin(self._extent)
+
+    def add(self, chunk: Chunk, length: int) -> None:
+        """The next ``length`` bytes. Raises ArtifactUnavailable where the chunk has others, or they can't be read."""
+        assert self._view is not None, "it has begun"
+        place = self._view[self._done : self._done + length]
+        if chunk.path:
+            self._read(chunk.path, place)
+        elif len(chunk.data) == length:
+            place[:] = chunk.data
+        else:
+            raise ArtifactUnavailable(f"a chunk has {len(chunk.data)} bytes, not {length}")
+        self._hasher.update(place)
+        self._done += length
+
+    def seal(self, digest: str) -> None:
+        """It is whole. Raises ArtifactUnavailable where it is not of ``digest``."""
+        found = self._hasher.hexdigest()
+        if found != digest:
+            raise ArtifactUnavailable(f"what was pulled has digest {found}, not {digest or 'one that was told'}")
+        self._arena.seal(self._extent, digest)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+    def _read(self, path: str, place: memoryview) -> None:
+        """From the file that has the name now, or from the one that had it: it may be published and gone."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                self.close()
+                self._file = file
+            if self._file is None:
+                raise ArtifactUnavailable("the revision's file is gone")
+            count = os.preadv(self._file, [place], self._done)
+        except OSError as error:
+            raise ArtifactUnavailable(f"the revision's file can't be read: {error.strerror}") from error
+        if count != len(place):
+            raise ArtifactUnavailable(f"the revision's file has {count} bytes at {self._done}, not {len(place)}")
+
+
 class _Pull:
-    """One extent being filled. At most ``MAX_PULLS`` chunks are asked for at a time, and taken in order."""
+    """At most ``MAX_PULLS`` chunks are asked for at a time, and taken in order."""
 
     def __init__(
         self,
         node: str,
         transfer: str,
         chunks: Requester[AskOfTransfer, AnswerOfTransfer],
-        arena: Arena,
-        extent: Extent,
+        filling: _Filling,
         threads: ThreadPoolExecutor,
     ) -> None:
         self._node = node
         self._transfer = transfer
         self._chunks = chunks
-        self._arena = arena
-        self._extent = extent
+        self._filling = filling
         self._threads = threads
-        self._hasher = blake3()
+        self._local = chunks.endpoint.startswith("ipc://")
+        self._step = _LOCAL_BYTES if self._local else _CHUNK_BYTES
 
     async def run(self) -> str:
         """The digest of what the extent holds then, sealed. However it ends, nobody writes there afterwards.
@@ -161,51 +221,46 @@ class _Pull:
         Raises EngineFailed (the trainer is gone, or has no such bytes), DeadlinePassed (it gives nothing),
         ArtifactUnavailable (they are not of the digest that it says), StorageFull.
         """
-        size = self._extent.length
-        starts = iter(range(0, size, _CHUNK_BYTES))
+        size, step = self._filling.size, self._step
+        starts = iter(range(0, size, step))
         # the trainer is to know that we pull before there is memory for what comes
         ahead = deque(self._ask(start) for start in islice(starts, MAX_PULLS))
-        done, digest = 0, ""
+        digest = ""
         try:
-            view = await self._in_thread(self._arena.begin, self._extent)
-            while ahead:
+            await self._in_thread(self._filling.begin)
+            for start in range(0, size, step):
                 chunk = await ahead[0]
                 del ahead[0]
-                ahead.extend(self._ask(start) for start in islice(starts, 1))
-                await self._in_thread(self._write, view[done : done + len(chunk.data)], chunk.data)
-                done += len(chunk.data)
+                ahead.extend(self._ask(following) for following in islice(starts, 1))
+                await self._in_thread(self._filling.add, chunk, self._length(start))
                 digest = chunk.digest
         finally:
             for task in ahead:
                 task.cancel()
             await asyncio.gather(*ahead, return_exceptions=True)
-        found = self._hasher.hexdigest()
-        if found != digest:
-            raise ArtifactUnavailable(f"what was pulled has digest {found}, not {digest or 'one that was told'}")
-        self._arena.seal(self._extent, digest)
+        self._filling.seal(digest)
         return digest
 
-    def _ask(self, offset: int) -> asyncio.Task[Chunk]:
-        return asyncio.create_task(self._chunk(offset, min(_CHUNK_BYTES, self._extent.length - offset)))
+    def _length(self, start: int) -> int:
+        return min(self._step, self._filling.size - start)
 
-    async def _chunk(self, offset: int, length: int) -> Chunk:
-        ask = Pull(transfer=self._transfer, node=self._node, offset=offset, length=length)
+    def _ask(self, start: int) -> asyncio.Task[Chunk]:
+        return asyncio.create_task(self._chunk(start))
+
+    async def _chunk(self, start: int) -> Chunk:
+        ask = Pull(
+            transfer=self._transfer, node=self._node, offset=start, length=self._length(start), local=self._local
+        )
         answer = await self._chunks.request(ask, timeout_s=_STALL_S)
         if not isinstance(answer, Chunk):
             raise EngineFailed(f"the trainer gives no more: {answer.message}")
-        if len(answer.data) != length:
-            raise ArtifactUnavailable(f"a chunk has {len(answer.data)} bytes, not {length}")
         return answer
 
-    def _write(self, place: memoryview, data: bytes) -> None:
-        place[:] = data
-        self._hasher.update(data)
-
-    async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def _in_thread(self, work: Callable[..., None], *arguments: Any) -> None:
         """Not left before ``work`` has ended, cancelled or not."""
         running = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
         try:
-            return await asyncio.shield(running)
+            await asyncio.shield(running)
         except asyncio.CancelledError:
             await asyncio.wait([running])
             raise

@@ -52,13 +52,15 @@ class Withdrawn(TransferMessage, frozen=True, kw_only=True):
 class Pull(TransferMessage, frozen=True, kw_only=True):
     """Ask for ``length`` bytes at ``offset``, answered with Chunk once they are written, or with Unavailable.
 
-    The last bytes of a file are not given before its digest is known.
+    The last bytes of a file are not given before its digest is known. A node on the trainer's own host is ``local``:
+    it can read the trainer's files, and may be told where the bytes lie in place of them.
     """
 
     transfer: str
     node: str
     offset: int
     length: int
+    local: bool = False
 
 
 class Pulled(TransferMessage, frozen=True, kw_only=True):
@@ -70,9 +72,13 @@ class Pulled(TransferMessage, frozen=True, kw_only=True):
 
 
 class Chunk(TransferMessage, frozen=True, kw_only=True):
-    """The bytes that were asked for; ``digest`` is that of the whole file, with the last of them."""
+    """The bytes that were asked for, or the file on this host that they are to be read from, at their offset.
 
-    data: bytes
+    ``digest`` is that of the whole file, with the last of them.
+    """
+
+    data: bytes = b""
+    path: str = ""
     digest: str = ""
 
 

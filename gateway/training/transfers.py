@@ -50,9 +50,19 @@ class _Asked(NamedTuple):
 class Transfer:
     """One revision file that is being written at ``path``. Its methods tell what has become of it."""
 
-    def __init__(self, name: str, path: Path, feed: FeedPublisher[OfferOfTrainer], offer: Callable[[int], Offered]):
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        feed: FeedPublisher[OfferOfTrainer],
+        offer: Callable[[int], Offered],
+        *,
+        local: bool,
+    ) -> None:
         self.name = name
         self._path = path
+        # whether nobody asks from elsewhere than this host
+        self._local = local
         self._feed = feed
         self._offer = offer
         self._file: int | None = None
@@ -153,8 +163,10 @@ class Transfer:
             return _refusal(ArtifactUnavailable("the revision was withdrawn"))
         if end > self._done or (end == self._size and not self._digest):
             return None
-        data = os.pread(self._file, pull.length, pull.offset)
-        return Chunk(data=data, digest=self._digest if end == self._size else "")
+        digest = self._digest if end == self._size else ""
+        if pull.local and self._local:
+            return Chunk(path=str(self._path), digest=digest)
+        return Chunk(data=os.pread(self._file, pull.length, pull.offset), digest=digest)
 
 
 class Transfers:
@@ -203,7 +215,8 @@ class Transfers:
             nodes = tuple(self._nodes(policy))
             return Offered(transfer=name, policy=policy, base=base, rank=rank, size=size, nodes=nodes)
 
-        transfer = self._transfers[name] = Transfer(name, path, self._feed, offer)
+        local = self.endpoint.startswith("ipc://")
+        transfer = self._transfers[name] = Transfer(name, path, self._feed, offer, local=local)
         return transfer
 
     def end(self, transfer: Transfer) -> None:

@@ -203,7 +203,7 @@ async def test_the_event_waits_no_longer_than_a_moment_for_a_node_that_hangs(
     tmp_path: Path, sockets: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Line(tmp_path, sockets, base, wait_s=0.2) as line:
-        monkeypatch.setattr("sidecar.pulls._Pull._write", lambda *_: time.sleep(3.0))
+        monkeypatch.setattr("sidecar.pulls._Filling.add", lambda *_: time.sleep(3.0))
         begun = time.monotonic()
         _, facts = await line.publish()
         assert time.monotonic() - begun < 3.0
