@@ -51,8 +51,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class Sft(Config, frozen=True):
     """Supervised: items are ``{"prompt", "answer"}``. With ``labels``, the likeliest of them is an item's class.
 
-    ``max_tokens`` bounds an answer that is sampled for an evaluation.
+    ``max_tokens`` bounds an answer that is sampled for an evaluation; without ``held_out`` there is none.
     """
+
+    held_out: str = ""
 
     labels: tuple[str, ...] = ()
     max_tokens: int = 32
@@ -129,8 +131,8 @@ def load_search(file: Path) -> Search:
 
 
 def _check(config: T) -> T:
-    for name in ("base", "policy", "train", "held_out", "out"):
-        if not getattr(config, name):
+    for name in ("base", "policy", "train", "out", "held_out"):
+        if not getattr(config, name) and not (name == "held_out" and isinstance(config, Sft)):
             raise _invalid(name, "is empty")
     least = {"rank": 1, "steps": 1, "batch": 1, "save_every": 1, "evaluate_every": 0, "held_out_items": 0}
     if isinstance(config, Sft | Grpo):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,10 @@ class Taken(NamedTuple):
     tokens: int
 
 
+# makes a client that samples from what is evaluated
+Sampler = Callable[[], Awaitable[Any]]
+
+
 class Recipe(Protocol):
     """What a step and an evaluation are. Both are functions of the client's weights, ``step`` and the configuration."""
 
@@ -25,7 +30,7 @@ class Recipe(Protocol):
 
     async def step(self, client: Any, step: int) -> Taken: ...
 
-    async def evaluate(self, client: Any) -> Figures: ...
+    async def evaluate(self, client: Any, sampler: Sampler) -> Figures: ...
 
 
 class Watcher(Protocol):
@@ -63,7 +68,7 @@ class Course:
         state = self.folder.state
         if step not in state.evaluations:
             await self._train(step)
-            self.folder.evaluated(step, await self._recipe.evaluate(self._client))
+            self.folder.evaluated(step, await self._recipe.evaluate(self._client, self._sampler(step)))
         self._watcher.evaluated(step, state.evaluations[step])
         return state.evaluations[step]
 
@@ -79,8 +84,19 @@ class Course:
         """An evaluation by other items, of what there is; done once."""
         if not self.folder.state.judged:
             await self._connect()
-            self.folder.judged(await recipe.evaluate(self._client))
+            self.folder.judged(await recipe.evaluate(self._client, self._sampler(self.folder.state.step)))
         return self.folder.state.judged
+
+    def _sampler(self, step: int) -> Sampler:
+        """Before its first step a policy is its base, and nothing is published for that."""
+
+        async def base() -> Any:
+            return await self._service.create_sampling_client(base_model=self._config.base)
+
+        async def own() -> Any:
+            return await self._client.save_weights_and_get_sampling_client()
+
+        return own if step else base
 
     async def _train(self, until: int) -> None:
         await self._connect()

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import service as training
 from .config import Dpo
-from .course import Taken
+from .course import Sampler, Taken
 from .data import Preference, batch, read
 from .folder import Figures
 from .scoring import answer_logprobs, served_logprobs
@@ -53,7 +53,7 @@ class Preferring:
         norm = await stepped
         return Taken({**seen, "gradient_norm": norm.metrics["grad_norm:mean"]}, size(data))
 
-    async def evaluate(self, client: Any) -> Figures:
+    async def evaluate(self, client: Any, sampler: Sampler) -> Figures:
         asked = self._pairs(self._held_out)
         own, reference = await answer_logprobs(client, asked), await served_logprobs(self._base, asked)
         gained = [sum(ours) - sum(theirs) for ours, theirs in zip(own, reference, strict=True)]

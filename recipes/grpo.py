@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from . import service as training
 from .config import Grpo
-from .course import Taken
+from .course import Sampler, Taken
 from .data import Example, batch, read
 from .folder import Figures
 from .rewards import named
@@ -79,9 +79,8 @@ class Reinforced:
             figures["kl_base"] = mean
         return Taken(figures, size(data) + total)
 
-    async def evaluate(self, client: Any) -> Figures:
-        sampler = await client.save_weights_and_get_sampling_client()
-        groups = await self._rollouts(sampler, self._held_out, self._config.evaluation_samples, seed=-1)
+    async def evaluate(self, client: Any, sampler: Sampler) -> Figures:
+        groups = await self._rollouts(await sampler(), self._held_out, self._config.evaluation_samples, seed=-1)
         return {"reward": statistics.fmean(each.reward for group in groups for each in group)}
 
     async def _rollouts(self, sampler: Any, items: Sequence[Example], count: int, *, seed: int) -> list[list[Rollout]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import service as training
 from .config import Sft
-from .course import Taken
+from .course import Sampler, Taken
 from .data import Example, batch, read
 from .folder import Figures
 from .rewards import exact
@@ -29,7 +29,8 @@ class Supervised:
         self._config = config
         self._text = text
         self._items = read(config.train, Example, "train")
-        self._held_out = read(config.held_out, Example, "held_out")[: config.held_out_items or None]
+        held_out = read(config.held_out, Example, "held_out") if config.held_out else []
+        self._held_out = held_out[: config.held_out_items or None]
 
     async def step(self, client: Any, step: int) -> Taken:
         items = batch(self._items, step, self._config.batch, self._config.seed)
@@ -42,19 +43,26 @@ class Supervised:
         figures = {"loss": output.metrics["loss:sum"], "gradient_norm": norm.metrics["grad_norm:mean"]}
         return Taken(figures, size(data))
 
-    async def evaluate(self, client: Any) -> Figures:
+    async def evaluate(self, client: Any, sampler: Sampler) -> Figures:
+        if not self._held_out:
+            return {}
         prompts = [self._text.prompt(item.prompt) for item in self._held_out]
         answers = [self._text.answer(item.answer) for item in self._held_out]
         scores = await answer_logprobs(client, list(zip(prompts, answers, strict=True)))
-        figures = {"loss": -sum(map(sum, scores)) / sum(map(len, scores)), "accuracy": await self._accuracy(client)}
+        figures = {"loss": -sum(map(sum, scores)) / sum(map(len, scores)), "accuracy": await self._accuracy(sampler)}
         if self._config.labels:
             figures["label_accuracy"] = await self._label_accuracy(client, prompts)
         return figures
 
-    async def _accuracy(self, client: Any) -> float:
-        sampler = await client.save_weights_and_get_sampling_client()
+    async def _accuracy(self, sampler: Sampler) -> float:
         told = await said(
-            sampler, self._text, self._held_out, count=1, max_tokens=self._config.max_tokens, temperature=0.0, seed=0
+            await sampler(),
+            self._text,
+            self._held_out,
+            count=1,
+            max_tokens=self._config.max_tokens,
+            temperature=0.0,
+            seed=0,
         )
         right = [
             exact(item, self._text.read(first.tokens)) for item, (first,) in zip(self._held_out, told, strict=True)

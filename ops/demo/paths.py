@@ -14,6 +14,11 @@ class DemoPaths:
     root: Path
 
     @property
+    def mesh(self) -> Path:
+        """The state of the demo's mesh, made anew by every run."""
+        return self.root / "mesh"
+
+    @property
     def base(self) -> Path:
         return self.root / f"base-{_recipe('base.py')}"
 

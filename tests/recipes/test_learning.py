@@ -49,7 +49,8 @@ async def test_what_sft_trains_for_is_the_mean_over_the_answers_tokens(tmp_path:
     (line,) = course.folder.lines()
     own = Supervised(config(Sft, tmp_path, held_out=given.train), TEXT)
     client = await service.create_lora_training_client("tiny", user_metadata={"policy": "other"})
-    assert line["loss"] == pytest.approx((await own.evaluate(client))["loss"])
+    seen = await own.evaluate(client, lambda: base_of(service))
+    assert line["loss"] == pytest.approx(seen["loss"])
 
 
 async def test_dpo_s_margin_grows_from_nothing(tmp_path: Path) -> None:
@@ -80,17 +81,17 @@ async def test_grpo_earns_at_least_half_of_what_was_missing(loss: str, tmp_path:
 
 async def test_straying_from_the_base_is_made_dear(tmp_path: Path) -> None:
     strayed = {}
-    for coefficient in (0.001, 3.0):
+    for coefficient in (0.001, 30.0):
         folder = tmp_path / str(coefficient)
         folder.mkdir()
         service = Service()
         given = config(
-            Grpo, folder, steps=12, max_tokens=1, learning_rate=0.6, kl_coefficient=coefficient
+            Grpo, folder, steps=20, max_tokens=1, learning_rate=0.3, kl_coefficient=coefficient
         )  # fmt: skip
         course = Course(Reinforced(given, TEXT, await base_of(service)), given, service, Silent())
         await course.run()
-        strayed[coefficient] = course.folder.lines()[-1]["kl_base"]
-    assert strayed[3.0] < strayed[0.001] / 2
+        strayed[coefficient] = sum(line["kl_base"] for line in course.folder.lines()[10:])
+    assert strayed[30.0] < strayed[0.001] * 0.7
 
 
 def test_advantages_are_of_the_group_alone() -> None:
