@@ -76,6 +76,15 @@ class Loads:
             load = self._queue.add(base, adapter, digest, size, rank, now, background=True)
             load.replaces = replaces
 
+    def vacate_one(self, base: str, adapters: frozenset[str], now: float) -> None:
+        """Have a slot free on each full engine of ``base`` that has one of ``adapters`` which nobody uses of late."""
+        for engine in self._state.by_base.get(base, ()):
+            slot = self._seats.superseded(engine, adapters, now) if engine.loadable else None
+            if slot is not None and engine.free_slots == 0:
+                slot.state = SlotState.REMOVING
+                self._state.slot_changed(engine, slot.digest)
+                self._calls.remove(engine, slot)
+
     def give_up_unwanted(self, load: Load, now: float) -> None:
         """The last waiter may have left: a load that has not started ends with it, and one whose bytes have only
         begun to come, if others wait for their turn."""

@@ -270,4 +270,5 @@ class Machine:
         self._loads.estimates.expire(now)
         self._completions.retry_unsure(now)
         self._completions.compare(now)
+        self._transfers.tick(now)
         self.auditor.tick(now)

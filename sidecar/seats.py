@@ -61,6 +61,12 @@ class Seats:
         spared, _ = self._protected(engine, load.tenant, now)
         return min(idle, key=lambda slot: (not slot.claimed_by, *self._worth(slot, spared, now), slot.used_at))
 
+    def superseded(self, engine: Engine, adapters: frozenset[str], now: float) -> Slot | None:
+        """The slot of one of ``adapters`` that was used longest ago, and not within the minimal residency."""
+        limit = now - self._settings.min_residency_s
+        idle = [slot for slot in self._idle(engine, None, now) if slot.adapter in adapters and slot.used_at <= limit]
+        return min(idle, key=lambda slot: slot.used_at, default=None)
+
     # fairness by age
 
     def overdue(self, load: Load, now: float) -> bool:

@@ -22,6 +22,8 @@ from .state import NodeState
 # pulls at once: each takes the trainer's and this process's time
 _MAX_PULLS = 8
 _MAX_KNOWN = 1024
+# how long after an install its policy's older revisions are looked at: those who wait for the new one come first
+_TIDY_S = 3.0
 
 
 class _Transfer(msgspec.Struct):
@@ -39,6 +41,10 @@ class _Transfer(msgspec.Struct):
     def tenant(self) -> str:
         return self.offer.policy.partition("/")[0]
 
+    @property
+    def adapter(self) -> str:
+        return adapter_name(self.tenant, self.digest)
+
 
 class Transfers:
     """What is pulled, and what becomes of it. A revision is installed once it is announced, and not before."""
@@ -49,6 +55,8 @@ class Transfers:
         self._known = known
         self._transfers: dict[str, _Transfer] = {}
         self._bound: dict[str, _Transfer] = {}
+        # by policy, when and for what a slot is to be made free for its next revision
+        self._untidy: dict[str, tuple[float, _Transfer]] = {}
 
     def offered(self, event: TransferOffered, now: float) -> None:
         """Pull what this node has use for, if nothing that is in use must go for it."""
@@ -116,6 +124,13 @@ class Transfers:
         if not transfer.digest or transfer.ours:
             del self._transfers[event.transfer]
 
+    def tick(self, now: float) -> None:
+        """A policy that gets revision after revision finds a free slot for the next: its oldest leaves before."""
+        for policy, (due, transfer) in list(self._untidy.items()):
+            if due <= now:
+                del self._untidy[policy]
+                self._loads.vacate_one(transfer.offer.base, self._known.older(policy, transfer.adapter), now)
+
     def _wanted(self, offer: Offered) -> bool:
         engines = self._state.by_base.get(offer.base, ())
         return (
@@ -159,15 +174,16 @@ class Transfers:
             return
         policy = transfer.offer.policy
         if self._known.serves(policy) or self._chosen(transfer.offer):
-            adapter = adapter_name(transfer.tenant, transfer.digest)
+            due, _ = self._untidy.get(policy, (now + _TIDY_S, transfer))
+            self._untidy[policy] = due, transfer
             self._loads.warm(
                 transfer.offer.base,
-                adapter,
+                transfer.adapter,
                 transfer.digest,
                 transfer.offer.size,
                 transfer.offer.rank,
                 now,
-                replaces=self._known.older(policy, adapter),
+                replaces=self._known.older(policy, transfer.adapter),
             )
 
     def _seat(self, digest: str, now: float) -> None:

@@ -246,3 +246,39 @@ def test_another_policy_s_slot_is_not_taken_for_what_nobody_asked_for() -> None:
     bench.calls.pop("e1")
     assert ask not in bench.answers
     bench.release(held)
+
+
+def announced(bench: Bench, number: int) -> None:
+    """A new revision on its whole way."""
+    offer(bench, f"t{number}")
+    bind(bench, number, f"t{number}")
+    done(bench, number, f"t{number}")
+    announce(bench, number)
+    bench.installed(number)
+
+
+def test_a_loop_finds_a_free_slot_for_each_revision() -> None:
+    bench = serving_first(slots=2)
+    announced(bench, 2)
+    bench.wait(4.0)
+    bench.removed(1)
+    announced(bench, 3)
+    assert bench.serving() == {name(2), name(3)}
+
+
+def test_what_is_in_use_or_was_just_now_keeps_its_slot() -> None:
+    bench = Bench(slots=2)
+    held = bench.serve(1)
+    announced(bench, 2)
+    bench.wait(4.0)
+    assert bench.started(StartRemove) == []
+    bench.release(held)
+    bench.wait(4.0)
+    assert bench.serving() == {name(1), name(2)}, "it is looked at once a revision"
+
+
+def test_with_a_free_slot_nothing_leaves_ahead_of_time() -> None:
+    bench = serving_first(slots=3)
+    announced(bench, 2)
+    bench.wait(5.0)
+    assert bench.serving() == {name(1), name(2)}
