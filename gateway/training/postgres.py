@@ -35,15 +35,14 @@ _PATIENCE_S = 5.0
 _PAUSE_S = 0.1
 _ROWS_AT_ONCE = 100
 _LOCK_CLASS = 0x726F7374
-_SCHEMA = """
-    CREATE SCHEMA IF NOT EXISTS roost_training;
-    CREATE TABLE IF NOT EXISTS roost_training.services (
+_TABLES = """
+    CREATE TABLE roost_training.services (
         name text COLLATE "C" PRIMARY KEY,
         layout integer NOT NULL,
         holder text NOT NULL,
         position bigint NOT NULL
     );
-    CREATE TABLE IF NOT EXISTS roost_training.records (
+    CREATE TABLE roost_training.records (
         service text COLLATE "C" NOT NULL REFERENCES roost_training.services,
         kind text COLLATE "C" NOT NULL,
         key bytea NOT NULL,
@@ -200,7 +199,11 @@ class PostgresStore(Store):
         connection = await self._connected()
         async with connection.transaction():
             await connection.execute("SELECT pg_advisory_xact_lock($1, 0)", _LOCK_CLASS)
-            await connection.execute(_SCHEMA)
+            if not await connection.fetchval("SELECT to_regclass('roost_training.services') IS NOT NULL"):
+                # whoever may not make schemas may be given one
+                if not await connection.fetchval("SELECT to_regnamespace('roost_training') IS NOT NULL"):
+                    await connection.execute("CREATE SCHEMA roost_training")
+                await connection.execute(_TABLES)
             await connection.execute(
                 "INSERT INTO roost_training.services VALUES ($1, $2, '', 0) ON CONFLICT DO NOTHING", self._name, LAYOUT
             )
