@@ -33,21 +33,22 @@ class Outcome(msgspec.Struct, frozen=True):
     published: str
 
 
-def run_recipe(name: str, file: Path, *, url: str, key: str, console: Console) -> Outcome:
+def run_recipe(name: str, file: Path, *, url: str, key: str, console: Console, report: Path | None = None) -> Outcome:
     """Run ``sft``, ``dpo`` or ``grpo``, or go on with it, at the gateway ``url``.
 
-    Metrics are in ``metrics.jsonl`` of its folder as they come, and in ``metrics.svg`` at the end.
+    Metrics are in ``metrics.jsonl`` of its folder as they come, and in ``metrics.svg`` at the end. A result
+    file goes to ``report``.
     Raises InvalidRequest, NotFound, VersionConflict, and what the SDK raises.
     """
     config = configs.load(file, _KINDS[name])
-    done: Outcome = asyncio.run(_with_service(url, key, lambda service: _one(name, config, service, console)))
+    done: Outcome = asyncio.run(_with_service(url, key, lambda service: _one(name, config, service, console, report)))
     return done
 
 
-def run_search(file: Path, *, url: str, key: str, console: Console) -> Any:
+def run_search(file: Path, *, url: str, key: str, console: Console, report: Path | None = None) -> Any:
     """Run a search, or go on with it; what was found (``search.Found``), which is in ``search.json`` too."""
     search = configs.load_search(file)
-    return asyncio.run(_with_service(url, key, lambda service: _many(search, service, console)))
+    return asyncio.run(_with_service(url, key, lambda service: _many(search, service, console, report)))
 
 
 async def _with_service(url: str, key: str, work: Callable[[Any], Any]) -> Any:
@@ -67,8 +68,9 @@ async def _with_service(url: str, key: str, work: Callable[[Any], Any]) -> Any:
         await service.close("success")
 
 
-async def _one(name: str, config: Config, service: Any, console: Console) -> Outcome:
+async def _one(name: str, config: Config, service: Any, console: Console, report: Path | None) -> Outcome:
     from .plot import draw
+    from .report import report_run
     from .service import text_of
 
     recipe = await _make(name, config, service, await text_of(service, config))
@@ -76,6 +78,8 @@ async def _one(name: str, config: Config, service: Any, console: Console) -> Out
         course = Course(recipe, config, service, Bar(progress, config))
         before, after = await course.run()
     draw(course.folder, course.folder.folder / "metrics.svg")
+    if report is not None:
+        report_run(report, course.folder)
     return Outcome(config.policy, before, after, course.folder.state.published)
 
 
@@ -90,13 +94,16 @@ async def _make(name: str, config: Any, service: Any, text: Any) -> Recipe:
     return Preferring(config, text, base) if name == "dpo" else Reinforced(config, text, base)
 
 
-async def _many(search: configs.Search, service: Any, console: Console) -> Any:
+async def _many(search: configs.Search, service: Any, console: Console, report: Path | None) -> Any:
+    from .report import report_search
     from .search import Halving
     from .service import text_of
 
     text = await text_of(service, search.sft)
     with bars(console) as progress:
         found = await Halving(search, service, text, lambda candidate: Bar(progress, candidate)).run()
-    report = msgspec.json.format(msgspec.json.encode(found._asdict()), indent=1)
-    (Path(search.sft.out) / "search.json").write_bytes(report + b"\n")
+    kept = msgspec.json.format(msgspec.json.encode(found._asdict()), indent=1)
+    (Path(search.sft.out) / "search.json").write_bytes(kept + b"\n")
+    if report is not None:
+        report_search(report, found, seed=search.sft.seed)
     return found

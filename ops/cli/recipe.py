@@ -13,33 +13,36 @@ from .session import AsJson, session
 app = typer.Typer(help="Train a policy: SFT, DPO, GRPO, or a search over many.", no_args_is_help=True)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE", help="What to train, and on what: TOML (docs/recipes.md).")]
+Report = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE", help="Write a result file too, as benchmarks do.")
+]
 
 
 @app.command("sft")
-def sft(context: typer.Context, config: ConfigFile, as_json: AsJson = False) -> None:
+def sft(context: typer.Context, config: ConfigFile, report: Report = None, as_json: AsJson = False) -> None:
     """Supervised fine-tuning on prompts and answers. Started again, it goes on from its last checkpoint."""
-    _run(context, "sft", config, as_json)
+    _run(context, "sft", config, report, as_json)
 
 
 @app.command("dpo")
-def dpo(context: typer.Context, config: ConfigFile, as_json: AsJson = False) -> None:
+def dpo(context: typer.Context, config: ConfigFile, report: Report = None, as_json: AsJson = False) -> None:
     """Direct preference optimisation on pairs of answers. Started again, it goes on from its last checkpoint."""
-    _run(context, "dpo", config, as_json)
+    _run(context, "dpo", config, report, as_json)
 
 
 @app.command("grpo")
-def grpo(context: typer.Context, config: ConfigFile, as_json: AsJson = False) -> None:
+def grpo(context: typer.Context, config: ConfigFile, report: Report = None, as_json: AsJson = False) -> None:
     """Reinforcement on a verifiable reward. Started again, it goes on from its last checkpoint."""
-    _run(context, "grpo", config, as_json)
+    _run(context, "grpo", config, report, as_json)
 
 
 @app.command("search")
-def search(context: typer.Context, config: ConfigFile, as_json: AsJson = False) -> None:
+def search(context: typer.Context, config: ConfigFile, report: Report = None, as_json: AsJson = False) -> None:
     """Successive halving over SFT runs, all at once. Started again, it goes on from the last checkpoints."""
     from recipes.run import run_search
 
     client = session(context).client()
-    found = run_search(config, url=client.url, key=client.key, console=ERR)
+    found = run_search(config, url=client.url, key=client.key, console=ERR, report=report)
     if as_json:
         tell_json(found._asdict())
         return
@@ -52,11 +55,11 @@ def search(context: typer.Context, config: ConfigFile, as_json: AsJson = False) 
     )
 
 
-def _run(context: typer.Context, name: str, config: Path, as_json: bool) -> None:
+def _run(context: typer.Context, name: str, config: Path, report: Path | None, as_json: bool) -> None:
     from recipes.run import run_recipe
 
     client = session(context).client()
-    done = run_recipe(name, config, url=client.url, key=client.key, console=ERR)
+    done = run_recipe(name, config, url=client.url, key=client.key, console=ERR, report=report)
     if as_json:
         tell_json(done)
         return

@@ -19,7 +19,7 @@ pytest.importorskip("tinker")
 from recipes.config import Config, Dpo, Grpo, Sft
 from recipes.folder import read_metrics
 from tests.models import make_tiny_base
-from tests.ops.test_training import Client, engine_of, trained
+from tests.ops.training_mesh import Client, engine_of, trained
 
 from .items import config, items, write
 
