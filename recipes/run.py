@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from wire.outcomes import InvalidRequest
+from wire.outcomes import EngineFailed, InvalidRequest
 
 from . import config as configs
 from .config import Config, Dpo, Grpo, Sft
@@ -38,7 +38,7 @@ def run_recipe(name: str, file: Path, *, url: str, key: str, console: Console, r
 
     Metrics are in ``metrics.jsonl`` of its folder as they come, and in ``metrics.svg`` at the end. A result
     file goes to ``report``.
-    Raises InvalidRequest, NotFound, VersionConflict, and what the SDK raises.
+    Raises InvalidRequest, NotFound, VersionConflict, and EngineFailed where the training service failed.
     """
     config = configs.load(file, _KINDS[name])
     done: Outcome = asyncio.run(_with_service(url, key, lambda service: _one(name, config, service, console, report)))
@@ -59,13 +59,19 @@ async def _with_service(url: str, key: str, work: Callable[[Any], Any]) -> Any:
             raise InvalidRequest(
                 f"recipes need the package {package}: pip install 'roost[recipes]'", field="recipe"
             ) from None
+    import tinker
+
     from .service import connect
 
     service = connect(url, key)
     try:
-        return await work(service)
-    finally:
-        await service.close("success")
+        done = await work(service)
+    except tinker.TinkerError as error:
+        raise EngineFailed(
+            f"the training service: {error}; the same command goes on from the last checkpoint"
+        ) from error
+    await service.close("success")
+    return done
 
 
 async def _one(name: str, config: Config, service: Any, console: Console, report: Path | None) -> Outcome:

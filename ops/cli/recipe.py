@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .client import ApiClient
 from .output import ERR, tell, tell_json, tell_table
 from .session import AsJson, session
 
@@ -41,7 +42,7 @@ def search(context: typer.Context, config: ConfigFile, report: Report = None, as
     """Successive halving over SFT runs, all at once. Started again, it goes on from the last checkpoints."""
     from recipes.run import run_search
 
-    client = session(context).client()
+    client = _client(context)
     found = run_search(config, url=client.url, key=client.key, console=ERR, report=report)
     if as_json:
         tell_json(found._asdict())
@@ -55,10 +56,17 @@ def search(context: typer.Context, config: ConfigFile, report: Report = None, as
     )
 
 
+def _client(context: typer.Context) -> ApiClient:
+    """The gateway, which answers and knows the key: the SDK would try for minutes to tell otherwise."""
+    client = session(context).client()
+    client.call("GET", "/v1/models")
+    return client
+
+
 def _run(context: typer.Context, name: str, config: Path, report: Path | None, as_json: bool) -> None:
     from recipes.run import run_recipe
 
-    client = session(context).client()
+    client = _client(context)
     done = run_recipe(name, config, url=client.url, key=client.key, console=ERR, report=report)
     if as_json:
         tell_json(done)
