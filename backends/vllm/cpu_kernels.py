@@ -65,7 +65,7 @@ def by_adapter(stock: Kernel, write: Kernel) -> Kernel:
         counts = Counter(lora_indices_tensor.tolist())
         of_base = counts.pop(_BASE, 0)
         if not of_base and len(counts) == 1:
-            multiply(*counts, inputs, output_tensor)
+            multiply(next(iter(counts)), inputs, output_tensor)
             return
         many = [slot for slot, count in counts.items() if count >= _ENOUGH]
         if not of_base and not many:

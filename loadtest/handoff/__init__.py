@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,20 +22,16 @@ import numpy as np
 from backends.interface import EngineSettings
 from backends.vllm.command import device_of
 from catalog.artifacts import open_store
-from loadtest.generator import Generator, completion
 from loadtest.report import environment, write_report
 from loadtest.training.bases import RANK, make_base
-from loadtest.training.client import Run, TrainingClient, datum
+from loadtest.training.client import TrainingClient
 from loadtest.training.mesh import NAME, TrainingMesh
-from ops.cli.client import policy_path
 from wire.outcomes import EngineFailed
 
 from .merged import MergingEngine, Reload
+from .taught import POLICY, PROMPT, Handoff, Taught
 
-_PROMPT, _TEXT = 64, 32
-_WARM = 5
 _SLOTS = 4
-_LEARNING_RATE = 1e-4
 
 Say = Callable[[str], object]
 
@@ -49,27 +44,6 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 FULL, SMALL = Plan(5, 10), Plan(2, 5)
-
-
-class Handoff(msgspec.Struct, frozen=True):
-    """Seconds: of the call until it is answered, of the next first token, and what warm first tokens took before.
-
-    ``sample_s`` is a token through the training API after that, ``warm_sample_s`` the same before.
-    """
-
-    save_s: float
-    first_token_s: float
-    warm_s: list[float]
-    sample_s: float
-    warm_sample_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.save_s + self.first_token_s
-
-    @property
-    def extra_s(self) -> float:
-        return self.total_s - statistics.median(self.warm_s)
 
 
 class Measured(msgspec.Struct):
@@ -91,6 +65,8 @@ class Measured(msgspec.Struct):
             "save_s": statistics.median(one.save_s for one in each),
             "sample_extra_s": statistics.median(one.save_s + one.sample_s - one.warm_sample_s for one in each),
         }
+        for stage in each[0].stages:
+            told[f"stage_{stage}"] = statistics.median(one.stages[stage] for one in each)
         for name, ratio, reloads in (
             ("merge_reload_s", "merge_over_ours", self.restarts),
             ("merge_reload_in_place_s", "merge_in_place_over_ours", self.in_place),
@@ -147,12 +123,12 @@ class _Bench:
     async def run(self) -> dict[str, Any]:
         client = TrainingClient(self._mesh.url)
         try:
-            taught = _Taught(self._mesh, await client.begin(NAME, "taught", rank=RANK, seed=1), self._prompt)
+            taught = Taught(self._mesh, await client.begin(NAME, POLICY, rank=RANK, seed=1), self._prompt)
             self._say("Warming up")
             for _ in range(2):
                 await taught.hand_off()
             with await self._revision(taught) as revision:
-                await self._stock.ready(revision, self._prompt(_PROMPT))
+                await self._stock.ready(revision, self._prompt(PROMPT))
             for number in range(self._plan.rounds):
                 self._say(f"Round {number + 1}: {self._plan.handoffs} handoffs")
                 self.found.handoffs.append([await taught.hand_off() for _ in range(self._plan.handoffs)])
@@ -163,22 +139,22 @@ class _Bench:
             await client.close()
         return self.found.summary()
 
-    async def _revision(self, taught: _Taught) -> AbstractContextManager[Path]:
+    async def _revision(self, taught: Taught) -> AbstractContextManager[Path]:
         """The file of what was handed off last."""
         digest = await asyncio.to_thread(taught.newest)
         return open_store(self._mesh.state / "store").as_file(digest)
 
-    async def _merge(self, taught: _Taught) -> None:
+    async def _merge(self, taught: Taught) -> None:
         with await self._revision(taught) as revision:
             if not self.found.refused:
                 self._say("Merged, and loaded where the engine is")
                 try:
-                    self.found.in_place.append(await self._stock.reload(revision, self._prompt(_PROMPT)))
+                    self.found.in_place.append(await self._stock.reload(revision, self._prompt(PROMPT)))
                 except EngineFailed as error:
                     self.found.refused = error.message
                 self._write()
             self._say("Merged, and loaded by an engine in its place")
-            self.found.restarts.append(await self._stock.restart(revision, self._prompt(_PROMPT)))
+            self.found.restarts.append(await self._stock.restart(revision, self._prompt(PROMPT)))
 
     def _write(self) -> None:
         samples = msgspec.to_builtins(self.found)
@@ -186,46 +162,3 @@ class _Bench:
 
     def _prompt(self, length: int) -> list[int]:
         return [int(token) for token in self._chance.integers(0, self._mesh.base.vocabulary, length)]
-
-
-class _Taught:
-    """A run whose revisions are handed off, one after the other."""
-
-    def __init__(self, mesh: TrainingMesh, run: Run, prompt: Callable[[int], list[int]]) -> None:
-        self._mesh = mesh
-        self._run = run
-        self._prompt = prompt
-        self._revision = 0
-        self._sampler = ""
-        self._generator = Generator("127.0.0.1", mesh.port)
-
-    async def hand_off(self) -> Handoff:
-        """Train a step, and hand it off."""
-        text = self._prompt(_TEXT + 1)
-        learnt = self._run.forward_backward([datum(text[:-1], text[1:])], "cross_entropy")
-        await asyncio.gather(learnt, self._run.optim_step(_LEARNING_RATE))
-        warm_s = [await self._first_token(self._revision) for _ in range(_WARM)] if self._revision else [0.0]
-        warm_sample_s = await self._sample() if self._revision else 0.0
-        begun = time.monotonic()
-        self._sampler = await self._run.save_for_sampler()
-        saved = time.monotonic()
-        self._revision += 1
-        first_token_s = await self._first_token(self._revision)
-        return Handoff(saved - begun, first_token_s, warm_s, await self._sample(), warm_sample_s)
-
-    def newest(self) -> str:
-        """The digest of what was handed off last."""
-        shown = self._mesh.client().call_pages(policy_path("default/taught"), "revisions")
-        return next(str(one["digest"]) for one in shown["revisions"] if one["revision"] == self._revision)
-
-    async def _first_token(self, revision: int) -> float:
-        request = completion(f"default/taught@{revision}", prompt=self._prompt(_PROMPT), tokens=2)
-        sample = await self._generator.one(request, time.monotonic())
-        if sample.status != 200:
-            raise EngineFailed(f"revision {revision} was answered with {sample.status}: {sample.text}")
-        return sample.first_token - sample.intended
-
-    async def _sample(self) -> float:
-        begun = time.monotonic()
-        await self._run.sample(self._sampler, self._prompt(_PROMPT), 1, 1)
-        return time.monotonic() - begun

@@ -8,13 +8,15 @@ import msgspec
 import pytest
 
 from loadtest import handoff
-from loadtest.handoff import Handoff, Measured, Plan
+from loadtest.handoff import Measured, Plan
 from loadtest.handoff.merged import Reload, _without_adapters
+from loadtest.handoff.taught import Handoff, stages_of
 from loadtest.pack import write_adapter
 from packer.peft import pack_peft
 from packer.revision import RevisionFile
 from packer.shape import BaseShape
 from tests.loadtest.tiny import tiny_base
+from wire.outcomes import EngineFailed
 
 
 def handed(save_s: float, first_token_s: float, warm_s: float) -> Handoff:
@@ -34,6 +36,19 @@ def test_ratios_are_of_one_round_each() -> None:
 def test_what_the_engine_cannot_do_is_absent() -> None:
     found = Measured(handoffs=[[handed(0.3, 0.1, 0.1)]], restarts=[], refused="no such route")
     assert not {"merge_reload_s", "merge_over_ours", "merge_reload_in_place_s"} & found.summary().keys()
+
+
+def test_stages_are_read_from_the_services_log(tmp_path: Path) -> None:
+    log = tmp_path / "training.log"
+    told = (
+        "2026-11-30 INFO gateway.training.publishing: default/taught@{}, 19573696 bytes: export_s={} event_s=0.0344\n"
+    )
+    log.write_text(told.format(1, 0.5) + told.format(11, 0.25) + "default/taught@2 is sampled\n")
+    assert stages_of(log, "default/taught@1") == {"export_s": 0.5, "event_s": 0.0344}
+    with pytest.raises(EngineFailed, match="says nothing of default/taught@2"):
+        stages_of(log, "default/taught@2")
+    staged = msgspec.structs.replace(handed(0.3, 0.1, 0.1), stages={"export_s": 0.2})
+    assert Measured(handoffs=[[staged]]).summary()["stage_export_s"] == 0.2
 
 
 def test_the_stock_engine_is_started_without_adapters() -> None:
