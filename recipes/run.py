@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from .folder import Figures
 
 _PACKAGES = ("tinker", "transformers", "matplotlib")
 _KINDS: dict[str, type[Config]] = {"sft": Sft, "dpo": Dpo, "grpo": Grpo}
-RECIPES = (*_KINDS, "search")
+_CLOSING_S = 10.0
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -64,14 +65,17 @@ async def _with_service(url: str, key: str, work: Callable[[Any], Any]) -> Any:
     from .service import connect
 
     service = connect(url, key)
+    ended = "errored"
     try:
         done = await work(service)
+        ended = "success"
+        return done
     except tinker.TinkerError as error:
-        raise EngineFailed(
-            f"the training service: {error}; the same command goes on from the last checkpoint"
-        ) from error
-    await service.close("success")
-    return done
+        raise EngineFailed(f"{error}; the same command goes on from the last checkpoint") from error
+    finally:
+        with contextlib.suppress(tinker.TinkerError, TimeoutError):
+            async with asyncio.timeout(_CLOSING_S):
+                await service.close(ended)
 
 
 async def _one(name: str, config: Config, service: Any, console: Console, report: Path | None) -> Outcome:
