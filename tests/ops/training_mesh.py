@@ -16,7 +16,7 @@ from ops.config import check
 from ops.layout import Layout
 from tests.gateway.training.rig import datum
 
-from .test_mesh import PATIENCE_S, Running, finish
+from .test_mesh import Running, finish
 
 TRAINER_S = 120.0
 
@@ -83,7 +83,7 @@ async def trained(folder: Path, base: Path, **more: Any) -> AsyncIterator[Client
     layout.make()
     running = Running(config, layout)
     try:
-        await running.until(running.all_ready, PATIENCE_S)
+        await running.until(running.all_ready, TRAINER_S)
         client = Client(running)
         try:
             yield client
