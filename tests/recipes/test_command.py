@@ -46,6 +46,11 @@ def test_a_gateway_that_does_not_answer_is_told_at_once(roost: Roost, tmp_path: 
     assert done.returncode == 3
 
 
+def test_only_a_base_that_is_served_is_trained(roost: Roost, tmp_path: Path) -> None:
+    done = roost("up", "--train", "tiny", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "error: --train tiny: no --base is called so\n")
+
+
 async def test_steps_and_evaluations_are_shown(tmp_path: Path) -> None:
     given = config(Sft, tmp_path, steps=2)
     console = Console(force_terminal=True, width=160, record=True, file=(tmp_path / "shown").open("w"))
