@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 # how long after its end a transfer can still be pulled by a node that was slow
 _LINGER_S = 30.0
 _MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + 4096
+# chunks of one transfer that all nodes together wait for
+_MAX_WAITING = 4096
 
 _Reply = Reply[AnswerOfTransfer]
 
@@ -127,6 +129,8 @@ class Transfer:
             raise InvalidRequest(f"the {self._size} bytes have no {pull.length} at {pull.offset}", field="offset")
         if sum(asked.pull.node == pull.node for asked in self._waiting) >= MAX_PULLS:
             raise InvalidRequest(f"{MAX_PULLS} chunks are being waited for already", field="node")
+        if len(self._waiting) >= _MAX_WAITING:
+            raise InvalidRequest(f"{_MAX_WAITING} chunks are being waited for by all nodes", field="transfer")
         if not self._digest:
             self._pulling.add(pull.node)
             self._through.clear()
