@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import recipes
 from recipes.config import Dpo, Grpo, Sft, load, load_search
 from recipes.data import Example, Preference, batch, read
 from recipes.rewards import named
@@ -66,6 +67,15 @@ def test_a_search_that_makes_no_sense_is_refused(text: str, told: str, tmp_path:
     whole = f'metric = "loss"\ntest = "t.jsonl"\n{text}\n[sft]\n{LEAST}'
     with pytest.raises(InvalidRequest, match=told):
         load_search(written(tmp_path, whole))
+
+
+EXAMPLES = Path(recipes.__file__).parent / "examples"
+
+
+def test_the_examples_are_taken() -> None:
+    for name, kind in (("sft", Sft), ("dpo", Dpo), ("grpo", Grpo)):
+        assert load(EXAMPLES / f"{name}.toml", kind).base == "smollm2"
+    assert len(load_search(EXAMPLES / "search.toml").candidates()) == 6
 
 
 def test_candidates_are_all_combinations(tmp_path: Path) -> None:

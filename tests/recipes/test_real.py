@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,10 +18,10 @@ from recipes.folder import read_metrics
 from tests.models import make_tiny_base
 from tests.ops.training_mesh import Client, engine_of, trained
 
+from .command import RUN_S, start, told
 from .items import config, items, write
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-RUN_S = 240.0
 
 
 @pytest.fixture
@@ -38,29 +35,6 @@ def toml(given: Config | dict[str, Any]) -> str:
     import tomli_w
 
     return tomli_w.dumps(msgspec.to_builtins(given))
-
-
-def written(file: Path, text: str) -> Path:
-    file.write_text(text)
-    return file
-
-
-async def start(mesh: Client, name: str, text: str, folder: Path) -> asyncio.subprocess.Process:
-    """``roost recipe NAME`` as a process of its own."""
-    file = written(folder / f"{name}.toml", text)
-    running = mesh.running
-    secret = running.layout.admin_key.read_text().strip()
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "ops.cli", "--url", running.mesh.url, "recipe", name, str(file), "--json",
-        env=os.environ | {"ROOST_API_KEY": secret}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-
-
-async def told(process: asyncio.subprocess.Process) -> Any:
-    async with asyncio.timeout(RUN_S):
-        out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
-    return json.loads(out)
 
 
 def given(kind: type[Config], folder: Path, policy: str, **more: Any) -> Config:
