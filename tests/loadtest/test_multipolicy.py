@@ -28,7 +28,8 @@ def test_the_speedup_is_of_turns_beside_each_other() -> None:
     summary = found.summary(3)
     assert (summary["policies"], summary["sequential_s"], summary["concurrent_s"]) == (3, 12.0, 6.0)
     assert summary["speedup"] == 2.0
-    assert summary["peak_memory_ratio"] == 1.02
+    # what an allocator has had by then, it keeps
+    assert summary["peak_memory_ratio"] == 1.01
 
 
 def test_the_memory_that_counts_is_the_gpus_where_there_is_one() -> None:
