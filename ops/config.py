@@ -152,8 +152,8 @@ class TrainerConfig(TrainerSettings, frozen=True, forbid_unknown_fields=True, kw
 class TrainingConfig(Section, frozen=True):
     """The training service and its trainer; without a ``base`` there are none. Sizes in bytes, times in seconds.
 
-    Revisions are offered at ``feed_endpoint`` while they are written, and given out at ``endpoint``, to this host's
-    sidecar and to those whose CURVE keys are ``peers``; both are on this host alone unless they say otherwise.
+    Revisions are offered to this host's sidecar while they are written, and at ``feed_endpoint`` to those of others,
+    whose CURVE keys are ``peers`` and which get them at ``endpoint``.
     ``tenant`` is whose policies are trained by keys that reach all tenants. ``tokenizer`` is what clients are told to
     load. The journal is in PostgreSQL where the registrar's is, or at ``journal``, and there under ``name`` (else the
     node's), which one training service of a fleet may have. See ``gateway.training.settings`` for the rest.
@@ -339,6 +339,9 @@ def _check_fleet(config: RoostConfig) -> None:
             raise _invalid(f"gateway.nodes[{index}].name", f"{other.name} is this host's own node: see node.name")
     for index, key in enumerate(config.node.peers):
         decode_key(key, f"node.peers[{index}]")
+    if bool(config.training.endpoint) is not bool(config.training.feed_endpoint):
+        missing = "feed_endpoint" if config.training.endpoint else "endpoint"
+        raise _invalid(f"training.{missing}", "is missing: endpoint and feed_endpoint go together")
     for index, key in enumerate(config.training.peers):
         decode_key(key, f"training.peers[{index}]")
     for index, trainer in enumerate(config.node.trainers):

@@ -12,12 +12,12 @@ from backends.interface import EngineSettings
 from backends.trainer import TrainerSettings
 from catalog.settings import CurveSettings, RegistrarSettings
 from gateway.settings import GatewaySettings, NodeAddress
-from gateway.training.settings import TrainingSettings
+from gateway.training.settings import TrainingSettings, TransferAddress
 from sidecar.settings import SidecarSettings, TrainerAddress
 from wire.curve import make_keys
 from wire.outcomes import InvalidRequest
 
-from .config import GatewayConfig, NodeConfig, RoostConfig, Section, base_path
+from .config import GatewayConfig, NodeConfig, RoostConfig, Section, TrainingConfig, base_path
 from .layout import Layout, absolute, write_private
 
 REGISTRAR, SIDECAR, GATEWAY, TRAINING = "registrar", "sidecar", "gateway", "training"
@@ -101,8 +101,8 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
         public=keys[SIDECAR].public if keys else "",
     )
     trainer = TrainerAddress(
-        endpoint=config.training.endpoint or layout.socket("revisions"),
-        feed_endpoint=config.training.feed_endpoint or layout.socket("revisions-feed"),
+        endpoint=layout.socket("revisions"),
+        feed_endpoint=layout.socket("revisions-feed"),
         public=keys[GATEWAY].public if keys else "",
     )
     return Deployment(
@@ -174,8 +174,7 @@ def derive_training(config: RoostConfig, layout: Layout, fingerprints: Mapping[s
         store_dir=deployment.gateway.store_dir,
         store=deployment.gateway.store,
         registrar_endpoint=deployment.gateway.registrar_endpoint,
-        endpoint=deployment.sidecar.trainers[0].endpoint,
-        feed_endpoint=deployment.sidecar.trainers[0].feed_endpoint,
+        transfers=_transfers(training, deployment.sidecar.trainers[0]),
         nodes=tuple(node.name for node in deployment.gateway.nodes),
         nodes_file=deployment.gateway.nodes_file,
         state_dir=str(layout.training),
@@ -207,6 +206,12 @@ def _curve(process: str, keys: Mapping[str, KeyPair], peers: tuple[str, ...] = (
         server_public=keys[REGISTRAR].public,
         peers=(*(pair.public for pair in keys.values()), *peers),
     )
+
+
+def _transfers(training: TrainingConfig, here: TrainerAddress) -> tuple[TransferAddress, ...]:
+    """For this host's sidecar, which can read our files, and for those of others."""
+    ours = TransferAddress(here.endpoint, here.feed_endpoint)
+    return (ours, TransferAddress(training.endpoint, training.feed_endpoint)) if training.endpoint else (ours,)
 
 
 def _with_peers(curve: CurveSettings | None, peers: tuple[str, ...]) -> CurveSettings | None:

@@ -58,10 +58,10 @@ def _store_of(settings: TrainingSettings) -> Store:
 
 
 def _transfers_of(settings: TrainingSettings) -> Transfers | None:
-    if not settings.endpoint:
+    if not settings.transfers:
         return None
     nodes = ExpectedNode(settings.nodes, settings.nodes_file)
-    return Transfers(settings.endpoint, settings.feed_endpoint, nodes=nodes, curve=settings.curve)
+    return Transfers(settings.transfers, nodes=nodes, curve=settings.curve)
 
 
 class TrainingService:

@@ -9,6 +9,13 @@ from catalog.artifacts import OWN_FOLDER, StoreLocation
 from catalog.settings import CurveSettings
 
 
+class TransferAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where revisions are offered while they are written, and where their chunks are asked for."""
+
+    endpoint: str
+    feed_endpoint: str
+
+
 class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sizes in bytes, times in seconds. ``base`` is the catalog's name of the base that ``trainer`` has loaded.
 
@@ -20,8 +27,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     SDKs do unless they are told otherwise, is refused; else it is made of the rest. ``tokenizer`` is what clients are
     told to load (the base's name where it is empty).
 
-    With an ``endpoint`` and a ``feed_endpoint`` revisions are offered to nodes while they are written, and a revision's
-    event waits ``announce_wait_s`` at most for those that pull it. ``nodes`` and ``nodes_file`` are the fleet's, as
+    Revisions are offered to nodes at ``transfers`` while they are written, and a revision's event waits
+    ``announce_wait_s`` at most for those that pull it. ``nodes`` and ``nodes_file`` are the fleet's, as
     gateways have them.
 
     A request for a result is answered after ``poll_s`` at the latest. An operation that waits for an earlier one which
@@ -42,8 +49,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     store_dir: str
     store: StoreLocation = OWN_FOLDER
     registrar_endpoint: str
-    endpoint: str = ""
-    feed_endpoint: str = ""
+    transfers: tuple[TransferAddress, ...] = ()
     nodes: tuple[str, ...] = ()
     nodes_file: str = ""
     announce_wait_s: float = 0.5

@@ -13,6 +13,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ from wire.transfer import (
     Withdrawn,
 )
 
+from .settings import TransferAddress
+
 _log = logging.getLogger(__name__)
 
 # how long after its end a transfer can still be pulled by a node that was slow
@@ -45,27 +48,33 @@ _Reply = Reply[AnswerOfTransfer]
 
 
 class _Asked(NamedTuple):
+    """``local``: the asker can read our files."""
+
     pull: Pull
     reply: _Reply
+    local: bool
+
+
+class _Door(NamedTuple):
+    """Where some nodes are told of revisions, and get them."""
+
+    feed: FeedPublisher[OfferOfTrainer]
+    chunks: Responder[AskOfTransfer, AnswerOfTransfer]
+
+    def close(self) -> None:
+        self.chunks.close()
+        self.feed.close()
 
 
 class Transfer:
     """One revision file that is being written at ``path``. Its methods tell what has become of it."""
 
     def __init__(
-        self,
-        name: str,
-        path: Path,
-        feed: FeedPublisher[OfferOfTrainer],
-        offer: Callable[[int], Offered],
-        *,
-        local: bool,
+        self, name: str, path: Path, tell: Callable[[OfferOfTrainer], None], offer: Callable[[int], Offered]
     ) -> None:
         self.name = name
         self._path = path
-        # whether nobody asks from elsewhere than this host
-        self._local = local
-        self._feed = feed
+        self._tell = tell
         self._offer = offer
         self._file: int | None = None
         self._size = 0
@@ -88,7 +97,7 @@ class Transfer:
             self._open()
             self._size = total
             if first:
-                self._feed.publish(self._offer(total))
+                self._tell(self._offer(total))
         self._done = done
         self._serve()
 
@@ -96,7 +105,7 @@ class Transfer:
         """The file is whole."""
         if self._file is not None:
             self._done, self._digest = self._size, digest
-            self._feed.publish(Bound(transfer=self.name, digest=digest))
+            self._tell(Bound(transfer=self.name, digest=digest))
             self._serve()
 
     async def pulled(self, timeout_s: float) -> None:
@@ -110,7 +119,7 @@ class Transfer:
         """There will be no revision."""
         if self._file is not None and not self._withdrawn:
             self._withdrawn = True
-            self._feed.publish(Withdrawn(transfer=self.name))
+            self._tell(Withdrawn(transfer=self.name))
             self._serve()
 
     def close(self) -> None:
@@ -121,7 +130,7 @@ class Transfer:
             os.close(self._file)
             self._file = None
 
-    def ask(self, pull: Pull, reply: _Reply) -> None:
+    def ask(self, pull: Pull, reply: _Reply, *, local: bool) -> None:
         """Answer now or once the bytes are written. Raises InvalidRequest for what is out of bounds."""
         if not 0 < pull.length <= MAX_CHUNK_BYTES:
             raise InvalidRequest(f"length is {pull.length}: expected 1 to {MAX_CHUNK_BYTES}", field="length")
@@ -134,7 +143,7 @@ class Transfer:
         if not self._digest:
             self._pulling.add(pull.node)
             self._through.clear()
-        self._waiting.append(_Asked(pull, reply))
+        self._waiting.append(_Asked(pull, reply, local))
         self._serve()
 
     def end(self, node: str) -> None:
@@ -155,34 +164,33 @@ class Transfer:
         for asked in waiting:
             if asked.reply.expired:
                 continue
-            answer = self._answer(asked.pull)
+            answer = self._answer(asked.pull, local=asked.local)
             if answer is None:
                 self._waiting.append(asked)
             else:
                 asked.reply(answer)
 
-    def _answer(self, pull: Pull) -> AnswerOfTransfer | None:
+    def _answer(self, pull: Pull, *, local: bool) -> AnswerOfTransfer | None:
         end = pull.offset + pull.length
         if self._withdrawn or self._file is None:
             return _refusal(ArtifactUnavailable("the revision was withdrawn"))
         if end > self._done or (end == self._size and not self._digest):
             return None
         digest = self._digest if end == self._size else ""
-        if pull.local and self._local:
+        if pull.local and local:
             return Chunk(path=str(self._path), digest=digest)
         return Chunk(data=os.pread(self._file, pull.length, pull.offset), digest=digest)
 
 
 class Transfers:
-    """Offers at ``feed_endpoint``, chunks at ``endpoint``. Raises InvalidRequest where it can't serve there.
+    """Offers and chunks at each of ``addresses``. Raises InvalidRequest where it can't serve there.
 
     ``nodes`` says which node would be asked first for a policy that none holds.
     """
 
     def __init__(
         self,
-        endpoint: str,
-        feed_endpoint: str,
+        addresses: Sequence[TransferAddress],
         *,
         nodes: Callable[[str], Sequence[str]],
         curve: CurveSettings | None = None,
@@ -190,26 +198,18 @@ class Transfers:
         self._nodes = nodes
         self._transfers: dict[str, Transfer] = {}
         self._loop = asyncio.get_running_loop()
-        self._feed: FeedPublisher[OfferOfTrainer] = FeedPublisher(
-            feed_endpoint, OfferOfTrainer, epoch=time.time_ns(), curve=curve
-        )
+        self._doors: list[_Door] = []
         try:
-            self._responder: Responder[AskOfTransfer, AnswerOfTransfer] = Responder(
-                endpoint, AskOfTransfer, AnswerOfTransfer, self._on_ask, curve=curve, max_bytes=_MAX_MESSAGE_BYTES
-            )
+            for address in addresses:
+                self._doors.append(self._open(address, curve))
         except RoostError:
-            self._feed.close()
+            self.close()
             raise
 
     @property
-    def endpoint(self) -> str:
-        """Where chunks are asked for, with the port that a ``tcp://...:*`` got."""
-        return self._responder.endpoint
-
-    @property
-    def feed_endpoint(self) -> str:
-        """Where offers are made."""
-        return self._feed.endpoint
+    def addresses(self) -> list[TransferAddress]:
+        """Where it serves, with the ports that a ``tcp://...:*`` got."""
+        return [TransferAddress(door.chunks.endpoint, door.feed.endpoint) for door in self._doors]
 
     def begin(self, path: Path, *, policy: str, base: str, rank: int) -> Transfer:
         """A transfer of the file that will be at ``path``. It is offered at its first progress; ``end`` it."""
@@ -219,8 +219,7 @@ class Transfers:
             nodes = tuple(self._nodes(policy))
             return Offered(transfer=name, policy=policy, base=base, rank=rank, size=size, nodes=nodes)
 
-        local = self.endpoint.startswith("ipc://")
-        transfer = self._transfers[name] = Transfer(name, path, self._feed, offer, local=local)
+        transfer = self._transfers[name] = Transfer(name, path, self._tell, offer)
         return transfer
 
     def end(self, transfer: Transfer) -> None:
@@ -230,14 +229,32 @@ class Transfers:
     def close(self) -> None:
         for transfer in list(self._transfers.values()):
             self._drop(transfer)
-        self._responder.close()
-        self._feed.close()
+        for door in self._doors:
+            door.close()
+
+    def _open(self, address: TransferAddress, curve: CurveSettings | None) -> _Door:
+        feed: FeedPublisher[OfferOfTrainer] = FeedPublisher(
+            address.feed_endpoint, OfferOfTrainer, epoch=time.time_ns(), curve=curve
+        )
+        take = partial(self._on_ask, local=address.endpoint.startswith("ipc://"))
+        try:
+            chunks: Responder[AskOfTransfer, AnswerOfTransfer] = Responder(
+                address.endpoint, AskOfTransfer, AnswerOfTransfer, take, curve=curve, max_bytes=_MAX_MESSAGE_BYTES
+            )
+        except RoostError:
+            feed.close()
+            raise
+        return _Door(feed, chunks)
+
+    def _tell(self, message: OfferOfTrainer) -> None:
+        for door in self._doors:
+            door.feed.publish(message)
 
     def _drop(self, transfer: Transfer) -> None:
         if self._transfers.pop(transfer.name, None) is not None:
             transfer.close()
 
-    def _on_ask(self, ask: AskOfTransfer, reply: _Reply) -> None:
+    def _on_ask(self, ask: AskOfTransfer, reply: _Reply, *, local: bool) -> None:
         transfer = self._transfers.get(ask.transfer)
         if not isinstance(ask, Pull):
             if transfer is not None:
@@ -246,7 +263,7 @@ class Transfers:
         try:
             if transfer is None:
                 raise NotFound("there is no such transfer", field="transfer")
-            transfer.ask(ask, reply)
+            transfer.ask(ask, reply, local=local)
         except RoostError as error:
             reply(_refusal(error))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.training.settings import TransferAddress
 from ops.config import check
 from ops.deployment import derive, derive_training
 from ops.layout import Layout
@@ -19,8 +20,8 @@ def test_a_host_that_trains_gives_revisions_to_its_own_sidecar(tmp_path: Path) -
     training = derive_training(config, layout, {})
     assert training is not None
     (trainer,) = derive(config, layout, {}).sidecar.trainers
-    assert (trainer.endpoint, trainer.feed_endpoint) == (training.endpoint, training.feed_endpoint)
-    assert training.endpoint.startswith("ipc://")
+    assert training.transfers == (TransferAddress(trainer.endpoint, trainer.feed_endpoint),)
+    assert trainer.endpoint.startswith("ipc://")
     assert training.nodes == ("local",)
     assert derive(check({}), layout, {}).sidecar.trainers == ()
 
@@ -37,7 +38,9 @@ def test_other_hosts_are_let_in_by_their_keys(tmp_path: Path) -> None:
     assert training is not None
     assert training.curve is not None
     assert sidecar.curve is not None
-    assert [trainer.endpoint for trainer in sidecar.trainers] == ["tcp://b:1", "tcp://a:1"]
+    assert training.transfers[1] == TransferAddress("tcp://b:1", "tcp://b:2")
+    assert training.transfers[0].endpoint == sidecar.trainers[0].endpoint, "its own sidecar reads its files"
+    assert sidecar.trainers[1].endpoint == "tcp://a:1"
     assert sidecar.trainers[0].public == training.curve.public
     assert {stranger, sidecar.curve.public} <= set(training.curve.peers)
 
@@ -47,6 +50,7 @@ def test_other_hosts_are_let_in_by_their_keys(tmp_path: Path) -> None:
     [
         ({"training": {"endpoint": "http://b:1"}}, "training.endpoint"),
         ({"training": {"feed_endpoint": "tcp://b:0"}}, "training.feed_endpoint"),
+        ({"training": {"endpoint": "tcp://b:1"}}, "training.feed_endpoint"),
         ({"training": {"peers": ["short"]}}, "training.peers[0]"),
         ({"training": {"announce_wait_s": -1.0}}, "training.announce_wait_s"),
         ({"node": {"trainers": [{"endpoint": "tcp://b:1", "feed_endpoint": "tcp://b:2"}]}}, "node.trainers[0].public"),

@@ -12,6 +12,7 @@ from blake3 import blake3
 from msgspec import structs
 
 from catalog.names import adapter_name
+from gateway.training.settings import TransferAddress
 from gateway.training.transfers import Transfer, Transfers
 from sidecar.events import RevisionOffered
 from sidecar.service import Sidecar
@@ -58,7 +59,7 @@ def address(sockets: Path) -> TrainerAddress:
 
 @pytest.fixture
 async def transfers(address: TrainerAddress) -> AsyncIterator[Transfers]:
-    transfers = Transfers(address.endpoint, address.feed_endpoint, nodes=lambda policy: ("n1",))
+    transfers = Transfers([TransferAddress(address.endpoint, address.feed_endpoint)], nodes=lambda policy: ("n1",))
     yield transfers
     transfers.close()
 
@@ -125,7 +126,7 @@ async def test_a_trainer_that_dies_in_the_middle_leaves_nothing(
         transfers.close()
         await until(lambda: not list(state.cache))
         assert state.cache.used == 0
-        again = Transfers(address.endpoint, address.feed_endpoint, nodes=lambda policy: ("n1",))
+        again = Transfers([TransferAddress(address.endpoint, address.feed_endpoint)], nodes=lambda policy: ("n1",))
         await heard(sidecar)
         async with asyncio.timeout(20.0):
             while not state.cache.resident(DIGEST):
@@ -243,9 +244,12 @@ async def test_over_tcp_only_with_the_keys(sockets: Path, store: Store, tmp_path
     trainer, sidecar_keys = make_keys(), make_keys()
     allowed = (sidecar_keys[0],)
     transfers = Transfers(
-        "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", nodes=lambda policy: ("n1",), curve=CurveKeys(*trainer, peers=allowed)
+        [TransferAddress("tcp://127.0.0.1:*", "tcp://127.0.0.1:*")],
+        nodes=lambda policy: ("n1",),
+        curve=CurveKeys(*trainer, peers=allowed),
     )  # type: ignore[arg-type]
-    address = TrainerAddress(endpoint=transfers.endpoint, feed_endpoint=transfers.feed_endpoint, public=trainer[0])
+    (at,) = transfers.addresses
+    address = TrainerAddress(endpoint=at.endpoint, feed_endpoint=at.feed_endpoint, public=trainer[0])
     ours = CurveKeys(*sidecar_keys, peers=allowed)
     node = structs.replace(config(sockets, store, trainers=(address,), arena_bytes=64 << 20), curve=ours)  # type: ignore[arg-type]
     async with running(node, FakeBackend()) as sidecar:

@@ -19,6 +19,7 @@ from catalog.names import adapter_name
 from catalog.registrar import Registrar
 from gateway.training.publishing import Publication, Publisher
 from gateway.training.records import RunRecord
+from gateway.training.settings import TransferAddress
 from gateway.training.transfers import Transfers
 from packer.revision import RevisionFile
 from sidecar.service import Sidecar
@@ -77,7 +78,9 @@ class Line:
         stack.callback(responder.close)
         client = RegistrarClient(endpoint)
         stack.callback(client.close)
-        transfers = Transfers(self.address.endpoint, self.address.feed_endpoint, nodes=lambda policy: ("n1",))
+        transfers = Transfers(
+            [TransferAddress(self.address.endpoint, self.address.feed_endpoint)], nodes=lambda policy: ("n1",)
+        )
         stack.callback(transfers.close)
         self.publisher = Publisher(
             self.catalog.store, client, format_name="megatron", transfers=transfers, announce_wait_s=self._wait_s
