@@ -23,7 +23,7 @@ from packer.unpack import write_peft
 
 from .ask import Answer, Unexpected, ask
 from .paths import DemoPaths
-from .train import BASE, QUESTION, RANK, STYLES, TENANT
+from .styles import BASE, QUESTION, RANK, STYLES, TENANT
 
 SECOND_REVISION = "pirate-polite"
 POLICIES = [name for name in STYLES if name != SECOND_REVISION]

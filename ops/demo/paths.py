@@ -23,7 +23,7 @@ class DemoPaths:
         return self.root / f"base-{_recipe('base.py')}"
 
     def adapter(self, name: str) -> Path:
-        return self.root / f"{name}-{_recipe('base.py', 'train.py')}"
+        return self.root / f"{name}-{_recipe('base.py', 'styles.py', 'train.py')}"
 
 
 def _recipe(*sources: str) -> str:
