@@ -38,7 +38,7 @@ class Demo:
         self._layout = Layout.of(str(cache.mesh))
         self._url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ROOST_")}
-        self._environment = kept | {"ROOST_STATE_DIR": str(self._layout.root)}
+        self._environment = kept | {"ROOST_STATE_DIR": str(self._layout.root), "ROOST_TRAINING__TENANT": TENANT}
         self._trains = any(not cache.adapter(name).is_dir() for name in STYLES)
 
     def run(self) -> None:
