@@ -17,6 +17,10 @@ T = TypeVar("T", bound="Config")
 S = TypeVar("S", bound=msgspec.Struct)
 
 
+# the fields that name files or folders
+FILES = ("train", "held_out", "out", "test", "tokenizer")
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What all recipes share.
 
@@ -171,7 +175,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _anchored(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     """``tree`` with its paths made absolute; a tokenizer is one where such a folder is there."""
-    for name in ("train", "held_out", "out", "test", "tokenizer"):
+    for name in FILES:
         value = tree.get(name)
         if isinstance(value, str) and value and (name != "tokenizer" or (folder / value).is_dir()):
             tree[name] = str(folder / Path(value).expanduser())

@@ -28,7 +28,8 @@ class Bar:
 
     def evaluated(self, step: int, figures: Figures) -> None:
         self._progress.update(self._task, completed=step)
-        self._progress.console.print(f"{self._policy}  step {step}, held out: {told(figures)}", highlight=False)
+        if figures:
+            self._progress.console.print(f"{self._policy}  step {step}, held out: {told(figures)}", highlight=False)
 
 
 @contextmanager

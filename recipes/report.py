@@ -7,6 +7,7 @@ from pathlib import Path
 
 from loadtest.report import environment, write_report
 
+from .config import FILES
 from .folder import Figures, RunFolder
 from .search import Found
 
@@ -25,7 +26,9 @@ def report_run(file: Path, folder: RunFolder) -> None:
         "tokens_per_s": sum(line["tokens_per_s"] * line["seconds"] for line in lines) / seconds,
         "training_s": seconds,
     }
-    samples = {"config": state.config, "evaluations": state.evaluations, "steps": lines}
+    # where the files lay is nobody else's affair
+    config = {name: Path(value).name if name in FILES else value for name, value in state.config.items()}
+    samples = {"config": config, "evaluations": state.evaluations, "steps": lines}
     write_report(file, environment(seed=state.config["seed"], engine=_ENGINE), samples, summary)
 
 
