@@ -101,7 +101,7 @@ class Lines:
             run, operation = self._journal.run(model_id), self._journal.operation(request_id)
             assert run is not None and operation is not None, "what waits is in the journal"
             try:
-                await self._perform(run, operation)
+                await self._perform(run, operation, line)
             except (JournalUnavailable, StorageFull, TrainerDead) as error:
                 _log.warning("%s is to be done again: %s", request_id, error.message)
                 await asyncio.sleep(_RETRY_S)
@@ -110,11 +110,11 @@ class Lines:
             self.pending_bytes -= operation.nbytes
             self._futures.resolved(request_id)
 
-    async def _perform(self, run: RunRecord, operation: OperationRecord) -> None:
+    async def _perform(self, run: RunRecord, operation: OperationRecord, line: Line) -> None:
         ask = self._journal.ask(operation.request_id)
         assert not isinstance(ask, Sample), "samples are no run's"
         try:
-            done = await self._executor.run(run, ask)
+            done = await self._executor.run(run, ask, lambda: line.more)
         except TrainerDead:
             raise
         except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from wire.node import Health
 from wire.outcomes import ArtifactUnavailable, EngineFailed, JournalUnavailable, NotFound, StorageFull
 from wire.trainer import PolicySpec
 
-from .fairness import Turns
+from .fairness import Stage, Turns
 from .journal import Journal
 from .records import RunRecord
 from .work import Load, ResumeRun, Step, Train
@@ -39,9 +39,10 @@ class Trainees:
         return "" if health is Health.READY else f"the trainer is {health.value}"
 
     @asynccontextmanager
-    async def turn(self, run: RunRecord) -> AsyncIterator[TrainerBackend]:
-        """The trainer, with ``run`` as the journal tells it. Raises TrainerDead."""
-        async with self._turns.turn(run.model_id), self._living():
+    async def turn(self, run: RunRecord, stage: Stage, more: Callable[[], bool]) -> AsyncIterator[TrainerBackend]:
+        """The trainer, with ``run`` as the journal tells it; ``more`` says whether the run's next operation is there.
+        Raises TrainerDead."""
+        async with self._turns.turn(run.model_id, stage, more), self._living():
             if run.model_id not in self._present:
                 await self._restore(run)
                 self._present.add(run.model_id)
