@@ -85,7 +85,7 @@ class Demo:
         """End what an earlier run left, and start from an empty catalog."""
         if self._layout.run.is_dir():
             self._python("ops.cli", "down", quiet=True)
-            shutil.rmtree(self._layout.root)
+        shutil.rmtree(self._layout.root, ignore_errors=True)
 
     def stop(self) -> None:
         heading("8. Stopped, in order")
