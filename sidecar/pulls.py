@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections import deque
@@ -18,6 +17,7 @@ from blake3 import blake3
 from wire.outcomes import ArtifactUnavailable, EngineFailed, RoostError
 from wire.sockets import FeedSubscriber, Requester, Sockets
 from wire.transfer import (
+    MAX_CHUNK_BYTES,
     MAX_PULLS,
     AnswerOfTransfer,
     AskOfTransfer,
@@ -40,9 +40,9 @@ _log = logging.getLogger(__name__)
 
 # large enough for little to be said a byte, small enough to be on its way while the next one is written; of the
 # second kind only the place travels
-_CHUNK_BYTES, _LOCAL_BYTES = 1 << 20, 4 << 20
+_CHUNK_BYTES, _LOCAL_BYTES = 1 << 20, MAX_CHUNK_BYTES
 # the largest message is a chunk and little beside it
-_MAX_MESSAGE_BYTES = _CHUNK_BYTES + 4096
+_MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + 4096
 # a trainer that gives nothing for so long has stopped writing
 _STALL_S = 15.0
 _THREADS = 2
@@ -156,18 +156,24 @@ class _Filling:
         """Raises StorageFull."""
         self._view = self._arena.begin(self._extent)
 
-    def add(self, chunk: Chunk, length: int) -> None:
-        """The next ``length`` bytes. Raises ArtifactUnavailable where the chunk has others, or they can't be read."""
+    def add(self, chunk: Chunk, length: int) -> bool:
+        """Take the next ``length`` bytes; False where they were to be read from a file that is gone by now.
+
+        Raises ArtifactUnavailable where the chunk has others, or they can't be read.
+        """
         assert self._view is not None, "it has begun"
         place = self._view[self._done : self._done + length]
         if chunk.path:
-            self._read(chunk.path, place)
+            if not self._opened(chunk.path):
+                return False
+            self._read(place)
         elif len(chunk.data) == length:
             place[:] = chunk.data
         else:
             raise ArtifactUnavailable(f"a chunk has {len(chunk.data)} bytes, not {length}")
         self._hasher.update(place)
         self._done += length
+        return True
 
     def seal(self, digest: str) -> None:
         """It is whole. Raises ArtifactUnavailable where it is not of ``digest``."""
@@ -180,15 +186,21 @@ class _Filling:
         if self._file is not None:
             os.close(self._file)
 
-    def _read(self, path: str, place: memoryview) -> None:
-        """From the file that has the name now, or from the one that had it: it may be published and gone."""
+    def _opened(self, path: str) -> bool:
+        """The file that has the name now, or else the one that had it: it may be published and gone."""
         try:
-            with contextlib.suppress(FileNotFoundError):
-                file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-                self.close()
-                self._file = file
-            if self._file is None:
-                raise ArtifactUnavailable("the revision's file is gone")
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return self._file is not None
+        except OSError as error:
+            raise ArtifactUnavailable(f"the revision's file can't be read: {error.strerror}") from error
+        self.close()
+        self._file = file
+        return True
+
+    def _read(self, place: memoryview) -> None:
+        assert self._file is not None, "it was opened"
+        try:
             count = os.preadv(self._file, [place], self._done)
         except OSError as error:
             raise ArtifactUnavailable(f"the revision's file can't be read: {error.strerror}") from error
@@ -232,7 +244,10 @@ class _Pull:
                 chunk = await ahead[0]
                 del ahead[0]
                 ahead.extend(self._ask(following) for following in islice(starts, 1))
-                await self._in_thread(self._filling.add, chunk, self._length(start))
+                if not await self._in_thread(self._filling.add, chunk, self._length(start)):
+                    self._local = False
+                    chunk = await self._chunk(start)
+                    await self._in_thread(self._filling.add, chunk, self._length(start))
                 digest = chunk.digest
         finally:
             for task in ahead:
@@ -256,11 +271,11 @@ class _Pull:
             raise EngineFailed(f"the trainer gives no more: {answer.message}")
         return answer
 
-    async def _in_thread(self, work: Callable[..., None], *arguments: Any) -> None:
+    async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Not left before ``work`` has ended, cancelled or not."""
         running = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
         try:
-            await asyncio.shield(running)
+            return await asyncio.shield(running)
         except asyncio.CancelledError:
             await asyncio.wait([running])
             raise
