@@ -112,7 +112,9 @@ async def test_the_stock_sdks_on_the_real_thing_with_kills_in_the_middle(tmp_pat
             seen = await run_client(interpreter, module, running.mesh.url, secret, at_half=kill, rate=0.01)
             assert (seen["many"], seen["newest"], seen["base"]) == (2500, 1, 3)
             assert len(set(seen["through a crash"])) == 1
-            assert seen["scores"] == seen["prompt"]
+            assert seen["scores"][0] is seen["prompt"][0] is None
+            # what an engine rounds depends on what else it has to do
+            np.testing.assert_allclose(seen["scores"][1:], seen["prompt"][1:], atol=1e-5)
             assert [len(tokens) for tokens in seen["tokens"]] == [3, 3]
         shown = await client.show("default/taught")
         assert shown["latest"] == 2 * len(SDKS)
