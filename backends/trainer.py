@@ -25,7 +25,8 @@ from wire.trainer import Adam, Batch, MemoryReport, Outputs, PolicySpec, PolicyS
 
 
 class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One trainer. ``tensor``, ``pipeline``, ``expert`` and ``data`` are the sizes of its parallel groups.
+    """One trainer. ``fingerprint`` is the base's in the catalog (empty: not known); what was saved over another is
+    refused. ``tensor``, ``pipeline``, ``expert``, ``expert_tensor`` and ``data`` are the sizes of its parallel groups.
 
     ``host_bytes`` bounds what each rank keeps of cold policies in (pinned) host memory, ``device_bytes`` what it keeps
     of policies on the device (0: no bound); the rest is on disk, in the trainer's state folder.
@@ -37,12 +38,14 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     name: str
     backend: str = "megatron"
     model_path: str
+    fingerprint: str = ""
     device: str = "auto"
     dtype: str = "auto"
     tensor: int = 1
     sequence_parallel: bool = False
     pipeline: int = 1
     expert: int = 1
+    expert_tensor: int = 1
     data: int = 1
     max_rank: int = 128
     max_context: int = 0
@@ -93,6 +96,9 @@ class TrainerBackend(Protocol):
         that is there already with another specification.
         """
 
+    def durable(self, policy: str) -> int:
+        """Up to which change the policy's state is on disk by now: earlier ones need never be asked for again."""
+
     async def forward_backward(self, policy: str, batch: Batch, *, number: int) -> Outputs:
         """Log-probabilities, losses and gradients, the last added to those that are there. Raises NotFound.
 
@@ -120,8 +126,9 @@ class TrainerBackend(Protocol):
     ) -> ArtifactFacts:
         """Write the policy's revision file to ``path``; ``dtype`` is BF16 or F32.
 
-        ``progress(done, total)``: the file's first ``done`` bytes are final, and may be read already. The digest is
-        known at the end. Raises InvalidRequest if a value is not finite.
+        ``progress(done, total)``: the file's first ``done`` bytes are final, and may be read already. It is first
+        called before anything else is written; where ranks died it begins anew, in another file. The digest is known
+        at the end. Raises InvalidRequest if a value is not finite.
         """
 
     async def remove_policy(self, policy: str) -> None:

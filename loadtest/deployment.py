@@ -47,9 +47,18 @@ _CONFIG = {
 
 
 class Mesh:
-    """Registrar, sidecar and gateway of one node, real, with the ``engines`` and settings of the node that are told."""
+    """Registrar, sidecar and gateway of one node, real, with the ``engines`` and settings of the node that are told.
 
-    def __init__(self, root: Path, engines: Sequence[Mapping[str, object]], node: Mapping[str, object]) -> None:
+    ``training`` is the configuration's table of that name, where there is to be a training service.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        engines: Sequence[Mapping[str, object]],
+        node: Mapping[str, object],
+        training: Mapping[str, object] | None = None,
+    ) -> None:
         self.root = root
         self.state = root / "state"
         self.port = free_port()
@@ -58,6 +67,7 @@ class Mesh:
             "state_dir": str(self.state),
             "gateway": {"port": self.port, "anonymous": True},
             "node": {"name": "here", "engines": list(engines), **node},
+            "training": dict(training or {}),
         }
         self._config = root / "roost.toml"
         self._config.write_text(tomli_w.dumps(config))
@@ -83,9 +93,12 @@ class Mesh:
         return Session(state_dir=str(self.state)).client()
 
     def pid(self, process: str) -> int:
+        return self.pids()[process]
+
+    def pids(self) -> dict[str, int]:
+        """The supervisor's processes by name."""
         status: dict[str, Any] = json.loads(self.roost("status", "--json"))
-        processes = {one["name"]: one for one in status["supervisor"]["processes"]}
-        return int(processes[process]["identity"]["pid"])
+        return {one["name"]: int(one["identity"]["pid"]) for one in status["supervisor"]["processes"]}
 
     def node(self) -> dict[str, Any]:
         """The node as the gateway sees it."""

@@ -27,7 +27,7 @@ from gateway.popularity import COOLDOWN_S, REPLICA_LEASES
 from gateway.quotas import Quota
 from gateway.settings import NodeAddress
 from gateway.training.settings import TrainingTuning
-from sidecar.settings import NodeTuning
+from sidecar.settings import NodeTuning, TrainerAddress
 from wire.curve import decode_key
 from wire.hosts import is_everywhere, is_loopback, is_port
 from wire.outcomes import InvalidRequest
@@ -35,7 +35,9 @@ from wire.outcomes import InvalidRequest
 ENVIRONMENT_PREFIX = "ROOST_"
 NESTING = "__"
 DEFAULT_FILE = "roost.toml"
-_MAY_BE_ZERO = frozenset({"disk_bytes", "prefix_bytes", "max_model_len", "kv_cache_bytes", "max_num_seqs"})
+_MAY_BE_ZERO = frozenset(
+    {"announce_wait_s", "disk_bytes", "prefix_bytes", "max_model_len", "kv_cache_bytes", "max_num_seqs"}
+)
 _ENGINE_NUMBERS = ("slots", "max_rank", "count", "max_model_len", "kv_cache_bytes", "max_num_seqs", "start_timeout_s")
 _OUTSIDE_TABLES = frozenset({"state_dir", "store", "store_endpoint", "store_region"})
 
@@ -108,11 +110,16 @@ class EngineConfig(EngineSettings, frozen=True, forbid_unknown_fields=True, kw_o
 class NodeConfig(NodeTuning, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """This host's sidecar and its engines. ``peers`` are the CURVE keys of gateways on other hosts, which may send
     requests here; engines then need a ``host`` that those reach.
+
+    ``trainers`` are the training services of other hosts (``[[node.trainers]]``), whose revisions come straight from
+    there: ``endpoint``, ``feed_endpoint`` and ``public``, the CURVE key that `roost keys curve` shows there for the
+    gateway.
     """
 
     name: str = "local"
     endpoint: str = ""
     feed_endpoint: str = ""
+    trainers: tuple[TrainerAddress, ...] = ()
     engines: tuple[EngineConfig, ...] = ()
     peers: tuple[str, ...] = ()
 
@@ -125,10 +132,21 @@ class TrainerConfig(TrainerSettings, frozen=True, forbid_unknown_fields=True, kw
 
 
 class TrainingConfig(TrainingTuning, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The training service and its trainer; without a ``base`` there are none."""
+    """The training service and its trainer; without a ``base`` there are none.
+
+    Revisions are offered to this host's sidecar while they are written, and at ``feed_endpoint`` to those of others,
+    whose CURVE keys are ``peers`` and which get them at ``endpoint``. The journal is in PostgreSQL where the
+    registrar's is, or at ``journal``, and there under ``name`` (else the node's), which one training service of a fleet
+    may have.
+    """
 
     base: str = ""
     trainer: TrainerConfig = TrainerConfig()
+    journal: str = ""
+    name: str = ""
+    endpoint: str = ""
+    feed_endpoint: str = ""
+    peers: tuple[str, ...] = ()
 
 
 class RoostConfig(Section, frozen=True):
@@ -247,6 +265,13 @@ def _check_meaning(config: RoostConfig) -> None:
         ("registrar.feed_endpoint", config.registrar.feed_endpoint),
         ("node.endpoint", node.endpoint),
         ("node.feed_endpoint", node.feed_endpoint),
+        ("training.endpoint", config.training.endpoint),
+        ("training.feed_endpoint", config.training.feed_endpoint),
+        *(
+            (f"node.trainers[{index}].{name}", getattr(trainer, name))
+            for index, trainer in enumerate(node.trainers)
+            for name in ("endpoint", "feed_endpoint")
+        ),
     ):
         if endpoint and not re.fullmatch(r"ipc:///.+|tcp://[^:/]+:[0-9]{1,5}", endpoint):
             raise _invalid(path, f"expected ipc:///path/to/socket or tcp://host:port, got {endpoint!r}")
@@ -279,6 +304,14 @@ def _check_fleet(config: RoostConfig) -> None:
             raise _invalid(f"gateway.nodes[{index}].name", f"{other.name} is this host's own node: see node.name")
     for index, key in enumerate(config.node.peers):
         decode_key(key, f"node.peers[{index}]")
+    if bool(config.training.endpoint) is not bool(config.training.feed_endpoint):
+        missing = "feed_endpoint" if config.training.endpoint else "endpoint"
+        raise _invalid(f"training.{missing}", "is missing: endpoint and feed_endpoint go together")
+    for index, key in enumerate(config.training.peers):
+        decode_key(key, f"training.peers[{index}]")
+    for index, trainer in enumerate(config.node.trainers):
+        if trainer.public or "tcp://" in (trainer.endpoint[:6], trainer.feed_endpoint[:6]):
+            decode_key(trainer.public, f"node.trainers[{index}].public")
     for index, engine in enumerate(config.node.engines if config.node.peers else ()):
         field, host = ("attach", engine.attach.rpartition(":")[0]) if engine.attach else ("host", engine.host)
         if is_loopback(host) or is_everywhere(host):
@@ -295,6 +328,10 @@ def _check_training(config: RoostConfig) -> None:
         return
     check_base(training.base, "training.base")
     check_part(training.tenant, "training.tenant")
+    if training.journal:
+        check_address(training.journal, "training.journal")
+    if training.name:
+        check_part(training.name, "training.name")
     if training.revision_dtype not in ("BF16", "F32"):
         raise _invalid("training.revision_dtype", f"expected BF16 or F32, got {training.revision_dtype!r}")
     if not base_path(config):

@@ -12,12 +12,12 @@ from backends.interface import EngineSettings
 from backends.trainer import TrainerSettings
 from catalog.settings import CurveSettings, RegistrarSettings
 from gateway.settings import GatewaySettings, NodeAddress
-from gateway.training.settings import TrainingSettings, TrainingTuning
-from sidecar.settings import NodeTuning, SidecarSettings
+from gateway.training.settings import TrainingSettings, TrainingTuning, TransferAddress
+from sidecar.settings import NodeTuning, SidecarSettings, TrainerAddress
 from wire.curve import make_keys
 from wire.outcomes import InvalidRequest
 
-from .config import GatewayConfig, NodeConfig, RoostConfig, base_path
+from .config import GatewayConfig, NodeConfig, RoostConfig, TrainingConfig, base_path
 from .layout import Layout, absolute, write_private
 
 REGISTRAR, SIDECAR, GATEWAY, TRAINING = "registrar", "sidecar", "gateway", "training"
@@ -44,9 +44,13 @@ def needs_curve(config: RoostConfig) -> bool:
     """Whether anything is served or reached over TCP, where CURVE is never optional."""
     endpoints = (
         config.registrar.endpoint, config.registrar.feed_endpoint, config.node.endpoint, config.node.feed_endpoint,
+        config.training.endpoint, config.training.feed_endpoint,
         *(endpoint for node in config.gateway.nodes for endpoint in (node.endpoint, node.feed_endpoint)),
+        *(endpoint for trainer in config.node.trainers for endpoint in (trainer.endpoint, trainer.feed_endpoint)),
     )  # fmt: skip
-    return bool(config.node.peers) or any(endpoint.startswith("tcp://") for endpoint in endpoints)
+    return bool(config.node.peers or config.training.peers) or any(
+        endpoint.startswith("tcp://") for endpoint in endpoints
+    )
 
 
 def curve_keys(layout: Layout, *, make: bool = True) -> dict[str, KeyPair]:
@@ -96,6 +100,11 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
         feed_endpoint=config.node.feed_endpoint or layout.socket("node-feed"),
         public=keys[SIDECAR].public if keys else "",
     )
+    trainer = TrainerAddress(
+        endpoint=layout.socket("revisions"),
+        feed_endpoint=layout.socket("revisions-feed"),
+        public=keys[GATEWAY].public if keys else "",
+    )
     return Deployment(
         RegistrarSettings(
             catalog_dir=str(layout.catalog),
@@ -119,6 +128,7 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
             log_dir=str(layout.logs),
             engines=engine_settings(config.node, fingerprints),
             registrar_feed=registrar_feed,
+            trainers=(*((trainer,) if config.training.base else ()), *config.node.trainers),
             disk_dir=str(layout.disk / node.name),
             curve=_curve(SIDECAR, keys, config.node.peers),
             **_fields(NodeTuning, config.node),
@@ -138,8 +148,8 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
     )
 
 
-def derive_training(config: RoostConfig, layout: Layout) -> TrainingSettings | None:
-    """What the training service is told, where there is to be one."""
+def derive_training(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str]) -> TrainingSettings | None:
+    """What the training service is told, where there is to be one. ``fingerprints`` as in ``derive``."""
     training = config.training
     if not training.base:
         return None
@@ -148,9 +158,13 @@ def derive_training(config: RoostConfig, layout: Layout) -> TrainingSettings | N
     anonymous = config.gateway.anonymous
     # only clients of this host are anonymous: they can read the base's own files
     tokenizer = training.tokenizer or (path if anonymous else "")
+    trainer = _fields(TrainerSettings, training.trainer)
+    trainer |= {"model_path": path, "fingerprint": fingerprints.get(training.base, "")}
     return TrainingSettings(
         base=training.base,
-        trainer=TrainerSettings(**_fields(TrainerSettings, training.trainer) | {"model_path": path}),
+        trainer=TrainerSettings(**trainer),
+        journal=training.journal or config.registrar.journal,
+        name=training.name or config.node.name,
         socket=layout.socket_file(TRAINING),
         gateway_url=gateway_url(config.gateway),
         key_file="" if anonymous else str(layout.training_key),
@@ -159,10 +173,13 @@ def derive_training(config: RoostConfig, layout: Layout) -> TrainingSettings | N
         store_dir=deployment.gateway.store_dir,
         store=deployment.gateway.store,
         registrar_endpoint=deployment.gateway.registrar_endpoint,
+        transfers=_transfers(training, deployment.sidecar.trainers[0]),
+        nodes=tuple(node.name for node in deployment.gateway.nodes),
+        nodes_file=deployment.gateway.nodes_file,
         state_dir=str(layout.training),
         log_dir=str(layout.logs),
         max_generated_tokens=config.gateway.max_generated_tokens,
-        curve=deployment.gateway.curve,
+        curve=_with_peers(deployment.gateway.curve, training.peers),
         **_fields(TrainingTuning, training) | {"tokenizer": tokenizer},
     )
 
@@ -189,6 +206,16 @@ def _curve(process: str, keys: Mapping[str, KeyPair], peers: tuple[str, ...] = (
         server_public=keys[REGISTRAR].public,
         peers=(*(pair.public for pair in keys.values()), *peers),
     )
+
+
+def _transfers(training: TrainingConfig, here: TrainerAddress) -> tuple[TransferAddress, ...]:
+    """For this host's sidecar, which can read our files, and for those of others."""
+    ours = TransferAddress(here.endpoint, here.feed_endpoint)
+    return (ours, TransferAddress(training.endpoint, training.feed_endpoint)) if training.endpoint else (ours,)
+
+
+def _with_peers(curve: CurveSettings | None, peers: tuple[str, ...]) -> CurveSettings | None:
+    return curve and msgspec.structs.replace(curve, peers=(*curve.peers, *peers))
 
 
 def _fields(kind: type[msgspec.Struct], section: msgspec.Struct, leave_out: Collection[str] = ()) -> dict[str, Any]:

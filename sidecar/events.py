@@ -7,6 +7,7 @@ import msgspec
 from backends.interface import EngineLimits, Health, Removal
 from wire.node import Acquire, Holding
 from wire.outcomes import Outcome
+from wire.transfer import Offered
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +55,42 @@ class RevisionOffered(Event, frozen=True, kw_only=True):
     policy: str
     digest: str
     size: int
+
+
+class TransferOffered(Event, frozen=True, kw_only=True):
+    """``trainer``, by its endpoint, writes a revision that may be pulled from it already."""
+
+    trainer: str
+    offer: Offered
+
+
+class TransferBound(Event, frozen=True, kw_only=True):
+    """The file of ``transfer`` is whole, and ``digest`` its digest."""
+
+    transfer: str
+    digest: str
+
+
+class TransferWithdrawn(Event, frozen=True, kw_only=True):
+    """There will be no revision of ``transfer``."""
+
+    transfer: str
+
+
+class PullDone(Event, frozen=True, kw_only=True):
+    """The extent of ``generation`` holds all bytes of ``transfer``, which were verified to be of ``digest``."""
+
+    transfer: str
+    generation: int
+    digest: str
+
+
+class PullFailed(Event, frozen=True, kw_only=True):
+    """A pull ended, told to or not: nobody writes to its extent any more, and its bytes are worth nothing."""
+
+    transfer: str
+    generation: int
+    message: str
 
 
 class FetchDone(Event, frozen=True, kw_only=True):
@@ -178,6 +215,11 @@ AnyEvent = (
     | GatewayHolds
     | Cordoned
     | RevisionOffered
+    | TransferOffered
+    | TransferBound
+    | TransferWithdrawn
+    | PullDone
+    | PullFailed
     | FetchDone
     | FetchOverdue
     | FetchFailed

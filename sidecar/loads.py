@@ -11,6 +11,7 @@ from .calls import EngineCalls
 from .effects import CancelFetch, ClearExtent, StartFetch
 from .estimates import Estimates
 from .events import Asked
+from .extents import Extent
 from .gate import Gate
 from .pace import Pace
 from .promises import Promises
@@ -68,8 +69,27 @@ class Loads:
 
     def restore(self, engine: Engine, adapter: str, digest: str, size: int, rank: int, now: float) -> None:
         """Bring an adapter back that ``engine`` lost when it died, if a slot is free and nobody else needs it."""
-        if self._queue.get((engine.base, adapter)) is None and not self._state.cordoned:
-            self._queue.add(engine.base, adapter, digest, size, rank, now, background=True)
+        self.warm(engine.base, adapter, digest, size, rank, now)
+
+    def warm(
+        self, base: str, adapter: str, digest: str, size: int, rank: int, now: float, *,
+        replaces: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
+        """Have an adapter serve whose bytes are here, before it is asked for: in a slot that is free, or that nobody
+        uses of one that it ``replaces``."""
+        serves = any(adapter in engine.slots for engine in self._state.by_base.get(base, ()))
+        if not serves and self._queue.get((base, adapter)) is None and not self._state.cordoned:
+            load = self._queue.add(base, adapter, digest, size, rank, now, background=True)
+            load.replaces = replaces
+
+    def vacate_one(self, base: str, adapters: frozenset[str], now: float) -> None:
+        """Have a slot free on each full engine of ``base`` that has one of ``adapters`` which nobody uses of late."""
+        for engine in self._state.by_base.get(base, ()):
+            slot = self._seats.superseded(engine, adapters, now) if engine.loadable else None
+            if slot is not None and engine.free_slots == 0:
+                slot.state = SlotState.REMOVING
+                self._state.slot_changed(engine, slot.digest)
+                self._calls.remove(engine, slot)
 
     def give_up_unwanted(self, load: Load, now: float) -> None:
         """The last waiter may have left: a load that has not started ends with it, and one whose bytes have only
@@ -167,22 +187,29 @@ class Loads:
         ``spare_leased``: what leases use stays. Without it, only what loads and installs hold does: a lease needs the
         engine's copy, not ours.
         """
-        keep = self._state.leases.uses if spare_leased else _nothing
-        reserved = self._state.cache.reserve(digest, size, now, keep)
-        if reserved is None:
+        extent = self.reserve(digest, size, now, spare_leased=spare_leased)
+        if extent is None:
             return False
-        extent, evicted = reserved
-        for victim, where in evicted:
-            self._state.effects.append(ClearExtent(digest=victim, extent=where))
-            self._state.digest_changed(victim)
         self._state.effects.append(StartFetch(digest=digest, extent=extent))
         self._state.digest_changed(digest)
         return True
 
+    def reserve(self, key: str, size: int, now: float, *, spare_leased: bool) -> Extent | None:
+        """An extent for what is about to come; see ``fetch``."""
+        keep = self._state.leases.uses if spare_leased else _nothing
+        reserved = self._state.cache.reserve(key, size, now, keep)
+        if reserved is None:
+            return None
+        extent, evicted = reserved
+        for victim, where in evicted:
+            self._state.effects.append(ClearExtent(digest=victim, extent=where))
+            self._state.digest_changed(victim)
+        return extent
+
     def _cancel_fetch(self, load: Load, now: float) -> bool:
         """Stop the fetch of a load that nobody waits for, unless others share it or most of it is done."""
         entry = self._state.cache.get(load.digest)
-        if entry is None or entry.ready or entry.overdue or load.digest in self._state.cancelled:
+        if entry is None or entry.ready or entry.overdue or entry.pulled or load.digest in self._state.cancelled:
             return False
         if now - entry.since > self._queue.times.fetch_s(load.size) / 2.0:
             return False

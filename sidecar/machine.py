@@ -28,10 +28,16 @@ from .events import (
     GatewayHeard,
     GatewayHolds,
     OperationEnded,
+    PullDone,
+    PullFailed,
     Released,
     RevisionOffered,
     Tick,
+    TransferBound,
+    TransferOffered,
+    TransferWithdrawn,
 )
+from .known import KnownRevisions
 from .leases import Life
 from .lifecycle import Lifecycle
 from .loads import Loads
@@ -41,6 +47,7 @@ from .resync import Resync
 from .settings import SidecarSettings
 from .slots import Engine, least_loaded
 from .state import NodeState
+from .transfers import Transfers
 from .waiters import WaitingRoom
 
 # ticks are far closer together than this: a longer pause means that we were stopped, and heard nobody
@@ -55,7 +62,9 @@ class Machine:
         self.waiters = WaitingRoom(self.state)
         self._calls = EngineCalls(self.state)
         self._loads = Loads(self.state, self._calls, self.waiters)
-        self.prefetches = Prefetches(self.state, self._loads)
+        self.known = KnownRevisions(self.state)
+        self.prefetches = Prefetches(self.state, self._loads, self.known)
+        self._transfers = Transfers(self.state, self._loads, self.known)
         self._completions = Completions(self.state, self._calls, self._loads)
         self._resync = Resync(self.state, self.waiters)
         self._lifecycle = Lifecycle(self.state, self._calls, self._loads, self.waiters, self._resync)
@@ -67,7 +76,12 @@ class Machine:
             GatewayHeard: self._gateway_heard,
             GatewayHolds: self._gateway_holds,
             Cordoned: self._then_pump(self._lifecycle.cordoned),
-            RevisionOffered: self.prefetches.offered,
+            RevisionOffered: self._then_pump(self._revision_offered),
+            TransferOffered: self._transfers.offered,
+            TransferBound: self._transfers.bound,
+            TransferWithdrawn: self._transfers.withdrawn,
+            PullDone: self._then_pump(self._transfers.pull_done),
+            PullFailed: self._then_pump(self._transfers.pull_failed),
             FetchDone: self._then_pump(self._completions.fetch_done),
             FetchOverdue: self._then_pump(self._completions.fetch_overdue),
             FetchFailed: self._then_pump(self._completions.fetch_failed),
@@ -106,7 +120,8 @@ class Machine:
             message = f"ttl_s must be a positive number of seconds, not {request.ttl_s:g}"
             self.state.refuse((event.ask,), request.lease, Outcome.INVALID_REQUEST, message, field="ttl_s")
             return
-        self.prefetches.asked(request)
+        if request.policy and request.digest:
+            self.known.note(request.policy, request.tenant, request.digest)
         key = request.gateway, request.lease
         adapter = adapter_name(request.tenant, request.digest) if request.digest else ""
         if self._asked_before(event, key, adapter, now):
@@ -191,6 +206,10 @@ class Machine:
         if self.state.end_leases(ended, now, lost=False):
             self._loads.pump(now)
 
+    def _revision_offered(self, event: RevisionOffered, now: float) -> None:
+        if not self._transfers.announced(event, now):
+            self.prefetches.offered(event, now)
+
     def _withdraw(self, key: tuple[str, int], message: str, now: float, outcome: Outcome = Outcome.CLIENT_GONE) -> bool:
         load = self.waiters.leave(key, outcome, message)
         if load is None:
@@ -251,4 +270,5 @@ class Machine:
         self._loads.estimates.expire(now)
         self._completions.retry_unsure(now)
         self._completions.compare(now)
+        self._transfers.tick(now)
         self.auditor.tick(now)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from catalog.names import adapter_name
-from wire.node import Acquire
-
 from .effects import CancelFetch
 from .events import RevisionOffered
+from .known import KnownRevisions
 from .loads import Loads
 from .state import NodeState
 
@@ -20,7 +18,6 @@ _QUIET_S = 0.25
 # a guess that had no chance for so long is out of date
 _STALE_S = 600.0
 _MAX_WANTED = 1024
-_MAX_POLICIES = 1 << 14
 
 
 class _Guess(msgspec.Struct, frozen=True):
@@ -32,37 +29,19 @@ class _Guess(msgspec.Struct, frozen=True):
 class Prefetches:
     """What is to be fetched ahead, and the one fetch of it that is under way."""
 
-    def __init__(self, state: NodeState, loads: Loads) -> None:
+    def __init__(self, state: NodeState, loads: Loads, known: KnownRevisions) -> None:
         self._state = state
         self._loads = loads
-        # tenant and digest that each policy was last asked for with, the policies first asked for first
-        self._asked: dict[str, tuple[str, str]] = {}
+        self._known = known
         # by policy, whose later guess replaces the earlier one
         self._wanted: dict[str, _Guess] = {}
         self._fetching: str | None = None
         self._quiet_at = 0.0
 
-    def asked(self, request: Acquire) -> None:
-        """A lease is asked for: its policy is one that this node knows."""
-        if request.policy and request.digest:
-            self._asked[request.policy] = request.tenant, request.digest
-            if len(self._asked) > _MAX_POLICIES:
-                del self._asked[next(iter(self._asked))]
-
-    def holds(self, policy: str) -> bool:
-        """Whether the node has, or is getting, what ``policy`` was last asked for with."""
-        if policy not in self._asked:
-            return False
-        tenant, digest = self._asked[policy]
-        adapter = adapter_name(tenant, digest)
-        return self._state.cache.get(digest) is not None or any(
-            adapter in engine.slots for engine in self._state.engines.values()
-        )
-
     def offered(self, event: RevisionOffered, now: float) -> None:
         room = event.policy in self._wanted or len(self._wanted) < _MAX_WANTED
         sensible = event.size > 0 and self._state.cache.fits(event.size)
-        if room and sensible and self.holds(event.policy):
+        if room and sensible and self._known.holds(event.policy):
             self._wanted[event.policy] = _Guess(event.digest, event.size, now + _STALE_S)
 
     def settle(self, now: float) -> None:

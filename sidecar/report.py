@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from catalog.blobs import is_digest
 from wire.node import EngineReport, NodeDelta, NodeReport, Residency
 from wire.outcomes import Outcome
 
@@ -26,7 +27,8 @@ def residencies(state: NodeState, digests: set[str] | None = None) -> dict[str, 
     """Where each of ``digests`` stands; without ``digests`` all that are not absent."""
     if digests is None:
         digests = {slot.digest for engine in state.engines.values() for slot in engine.slots.values()}
-        digests.update(state.cache, state.failures, (digest for digest, _ in state.unfit))
+        # not those yet that have no digest
+        digests.update(filter(is_digest, state.cache), state.failures, (digest for digest, _ in state.unfit))
     in_slots: dict[str, set[Residency]] = {}
     for engine in state.engines.values():
         for slot in engine.slots.values():

@@ -36,7 +36,7 @@ class Seats:
             for engine in self._state.by_base[load.base]
             if self._may_hold(engine, load, now)
             and self.room(engine, load, now) > 0
-            and (engine.free_slots > 0 or not load.background)
+            and (engine.free_slots > 0 or self._may_take(self._idle(engine, load, now), load))
         ]
         return min(fitting, key=lambda engine: (engine.free_slots == 0, engine.outstanding, engine.name), default=None)
 
@@ -55,11 +55,17 @@ class Seats:
 
     def victim(self, engine: Engine, load: Load, now: float) -> Slot | None:
         """The idle slot that ``load`` takes: the one that was drained for it, else the one that is missed least."""
-        idle = self._idle(engine, load, now)
+        idle = self._may_take(self._idle(engine, load, now), load)
         if len(idle) < 2:
             return idle[0] if idle else None
         spared, _ = self._protected(engine, load.tenant, now)
         return min(idle, key=lambda slot: (not slot.claimed_by, *self._worth(slot, spared, now), slot.used_at))
+
+    def superseded(self, engine: Engine, adapters: frozenset[str], now: float) -> Slot | None:
+        """The slot of one of ``adapters`` that was used longest ago, and not within the minimal residency."""
+        limit = now - self._settings.min_residency_s
+        idle = [slot for slot in self._idle(engine, None, now) if slot.adapter in adapters and slot.used_at <= limit]
+        return min(idle, key=lambda slot: slot.used_at, default=None)
 
     # fairness by age
 
@@ -177,6 +183,10 @@ class Seats:
             return idle
         _, barred = self._protected(engine, asker.tenant, now)
         return [slot for slot in idle if slot.claimed_by or _tenant(slot) not in barred] if barred else idle
+
+    def _may_take(self, idle: list[Slot], load: Load) -> list[Slot]:
+        """Those of ``idle`` that leave for ``load``, whether somebody waits for it or not."""
+        return [slot for slot in idle if slot.adapter in load.replaces] if load.background else idle
 
     def _protected(self, engine: Engine, tenant: str, now: float) -> tuple[set[str], set[str]]:
         """The tenants from which ``tenant`` takes a slot only where there is no other, and those from which never.

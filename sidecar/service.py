@@ -30,7 +30,7 @@ from wire.sockets import ZEROMQ, FeedPublisher, Reply, Responder, Sockets
 from .arena import Arena, SegmentLost, segment_name
 from .cordon import CordonFile, Mark
 from .disk import DiskTier, open_tier
-from .effects import Answer, AnyEffect, CancelFetch, ClearExtent, StartFetch
+from .effects import Answer, AnyEffect, CancelFetch, CancelPull, ClearExtent, StartFetch, StartPull
 from .engines import EngineKeeper
 from .events import (
     AnyEvent,
@@ -49,6 +49,7 @@ from .fetch import Fetcher
 from .machine import Machine
 from .offers import OfferFeed
 from .policies import make_policy
+from .pulls import Pulls
 from .reporter import Reporter
 from .settings import SidecarSettings
 from .transitions import log_effect, log_event
@@ -133,11 +134,12 @@ class Sidecar:
             self._offers = OfferFeed(
                 settings.registrar_feed,
                 self._apply,
-                self.machine.prefetches.holds,
+                self.machine.known.holds,
                 disk.drop if disk else _nothing,
                 curve=settings.curve,
                 sockets=sockets,
             )
+        self._pulls = Pulls(settings, self.arena, self._apply, sockets=sockets)
         self._tick = self._loop.call_later(_TICK_S, self._on_tick)
         self._stats = self._loop.call_later(_STATS_EVERY_S, self._on_stats)
 
@@ -163,6 +165,7 @@ class Sidecar:
         self._responder.close()
         if self._offers is not None:
             self._offers.close()
+        await self._pulls.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -249,6 +252,10 @@ class Sidecar:
             self._start_fetch(effect)
         elif isinstance(effect, CancelFetch):
             self._fetches[effect.generation].cancel()
+        elif isinstance(effect, StartPull):
+            self._pulls.start(effect)
+        elif isinstance(effect, CancelPull):
+            self._pulls.cancel(effect)
         elif isinstance(effect, ClearExtent):
             self.arena.clear(effect.extent)
         else:

@@ -11,6 +11,17 @@ from catalog.settings import CurveSettings
 from .policies import PolicyName
 
 
+class TrainerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where a training service offers revisions while they are written, and where their chunks are asked for.
+
+    ``public`` is its CURVE key, which TCP needs.
+    """
+
+    endpoint: str
+    feed_endpoint: str
+    public: str = ""
+
+
 class NodeTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What an operator may choose of a node. Sizes in bytes, times in seconds.
 
@@ -56,7 +67,7 @@ class SidecarSettings(NodeTuning, frozen=True, forbid_unknown_fields=True, kw_on
     (engine records, adapter folders); ``disk_dir`` holds the disk's copies, of which there are none without it.
 
     With a ``registrar_feed``, what is published for policies that this node holds is fetched ahead while nobody waits
-    for anything.
+    for anything; what ``trainers`` make for them is pulled from there at once.
     """
 
     node: str
@@ -67,6 +78,7 @@ class SidecarSettings(NodeTuning, frozen=True, forbid_unknown_fields=True, kw_on
     log_dir: str
     engines: tuple[EngineSettings, ...]
     registrar_feed: str = ""
+    trainers: tuple[TrainerAddress, ...] = ()
     disk_dir: str = ""
     store: StoreLocation = OWN_FOLDER
     curve: CurveSettings | None = None

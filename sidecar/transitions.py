@@ -6,7 +6,17 @@ import logging
 
 from wire.node import Refused
 
-from .effects import Answer, AnyEffect, CancelFetch, ClearExtent, StartFetch, StartInstall, StartRemove
+from .effects import (
+    Answer,
+    AnyEffect,
+    CancelFetch,
+    CancelPull,
+    ClearExtent,
+    StartFetch,
+    StartInstall,
+    StartPull,
+    StartRemove,
+)
 from .events import (
     AnyEvent,
     FetchCancelled,
@@ -17,8 +27,11 @@ from .events import (
     InstallDone,
     InstallRejected,
     InstallUnsure,
+    PullDone,
+    PullFailed,
     RemoveDone,
     RemoveUnsure,
+    TransferBound,
 )
 
 _log = logging.getLogger(__name__)
@@ -33,6 +46,13 @@ def log_event(event: AnyEvent) -> None:
         _log.warning("fetch of %s failed (%s): %s", event.digest, event.outcome, event.message)
     elif isinstance(event, FetchCancelled):
         _log.info("fetch of %s was cancelled", event.digest)
+    elif isinstance(event, TransferBound):
+        _log.info("transfer %s is %s", event.transfer, event.digest)
+    elif isinstance(event, PullDone):
+        _log.info("pulled %s, which is %s", event.transfer, event.digest)
+    elif isinstance(event, PullFailed):
+        # whoever needs the bytes has them from the store
+        _log.info("the pull of %s ended: %s", event.transfer, event.message)
     elif isinstance(event, InstallDone):
         _log.info("call %d: installed on %s", event.op, event.engine)
     elif isinstance(event, InstallRejected | InstallBroke | InstallUnsure | RemoveUnsure):
@@ -49,6 +69,10 @@ def log_effect(effect: AnyEffect) -> None:
         _log.info("fetch %s, %d bytes", effect.digest, effect.extent.length)
     elif isinstance(effect, CancelFetch):
         _log.info("cancel the fetch of %s", effect.digest)
+    elif isinstance(effect, StartPull):
+        _log.info("pull %s, %d bytes", effect.transfer, effect.extent.length)
+    elif isinstance(effect, CancelPull):
+        _log.info("cancel the pull of %s", effect.transfer)
     elif isinstance(effect, ClearExtent):
         _log.info("evict %s from the arena", effect.digest)
     elif isinstance(effect, StartInstall):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from loadtest.postgres import PostgresServer
 from tests.object_storage import SECRET, FaultyProxy, ObjectServer, faulty_proxy, object_server
 
 # how long an example takes is the machine's affair, and no property of the code
@@ -38,6 +39,17 @@ def s3() -> Iterator[ObjectServer]:
     """One S3-speaking server for the whole run; each test takes a bucket of its own."""
     with object_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real server, shared by the tests that don't end it."""
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
 
 
 @pytest.fixture

@@ -130,6 +130,10 @@ class MegatronTrainer:
 
         return await self._in_turn(do)
 
+    def durable(self, policy: str) -> int:
+        record = self._records.get(policy)
+        return record.durable if record is not None else 0
+
     async def forward_backward(self, policy: str, batch: Batch, *, number: int) -> Outputs:
         change = ForwardBackward(policy=policy, batch=batch)
         return await self._in_turn(lambda: self._change(policy, number, change, _merged))
@@ -159,6 +163,7 @@ class MegatronTrainer:
             if record.repeated(number) is not None:
                 return
             manifest = read_manifest(path)
+            manifest.check_base(self.settings.fingerprint)
             manifest.check_for(record.spec, optimizer=with_optimizer)
             await asyncio.to_thread(verify_files, path, manifest)
             try:
@@ -312,6 +317,7 @@ class MegatronTrainer:
         if found is None:
             return Record(spec, parameters)
         folder, manifest = found
+        manifest.check_base(self.settings.fingerprint)
         state = State(manifest.number, manifest.step, manifest.gradients, decode_answer(manifest.answer))
         return Record(manifest.spec, parameters, state, str(folder))
 
@@ -371,6 +377,7 @@ class MegatronTrainer:
                 files=files,
                 number=state.number,
                 answer=encode_answer(state.answer),
+                base=self.settings.fingerprint,
             )
             await asyncio.to_thread(commit_draft, draft, folder, manifest)
         finally:

@@ -22,7 +22,7 @@ from .hf_config import BaseConfig
 from .layout import Slot
 from .parallel import Groups
 from .policy import Policy, view
-from .revision import tensor_offsets
+from .revision import revision_layout
 from .topology import Topology
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
@@ -34,7 +34,7 @@ def write_layers(policy: Policy, base: BaseConfig, topology: Topology, groups: G
     wanted = range(ask.first, ask.last)
     slots = [slot for slot in policy.layout.slots if slot.place.layer in wanted]
     # a policy's experts stand last in its buffer, and where the file has them is known by name alone
-    offsets = tensor_offsets(policy.spec, base, ask.dtype)
+    offsets = revision_layout(policy.spec, base, ask.dtype).offsets
     item = ITEM_BYTES[ask.dtype]
     pieces: list[tuple[int, torch.Tensor]] = []
     for slot in slots:

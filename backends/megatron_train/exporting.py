@@ -17,10 +17,10 @@ from wire.outcomes import ArtifactUnavailable, InvalidRequest, StorageFull
 from wire.trainer import AnswerOfRank, AskOfRank, ExportLayers, PolicySpec
 
 from .hf_config import BaseConfig
-from .revision import content_of, layer_ends
+from .revision import revision_layout
 
 # about how much is written before the next bytes count as final
-_RANGE_BYTES = 16 << 20
+_RANGE_BYTES = 4 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Ask = Callable[[AskOfRank], Awaitable[Sequence[AnswerOfRank]]]
@@ -37,15 +37,15 @@ async def export_revision(
     """Write the file at ``path``; its digest is made while it is written. See ``TrainerBackend.export_revision``."""
     if dtype not in DTYPE_NAMES:
         raise InvalidRequest(f"a revision can't have the dtype {dtype!r}: BF16 or F32", field="dtype")
-    content = content_of(spec, base, dtype)
-    header = content.header()
-    ends = layer_ends(spec, base, dtype)
+    content, header, _, ends = revision_layout(spec, base, dtype)
     size = ends[-1]
     _reserve(path, header, size)
     view = map_file(path)
     digest = blake3(max_threads=blake3.AUTO)
     hashing = asyncio.ensure_future(asyncio.to_thread(digest.update, header))
     done = len(header)
+    if progress is not None:
+        progress(done, size)
     try:
         for first, last in _ranges(ends, done):
             await ask(ExportLayers(policy=spec.policy, path=str(path), dtype=dtype, first=first, last=last))
@@ -71,9 +71,11 @@ def _ranges(ends: list[int], start: int) -> list[tuple[int, int]]:
 
 
 def _reserve(path: Path, header: bytes, size: int) -> None:
-    """Make the file in its full size. Raises StorageFull, ArtifactUnavailable."""
+    """Make the file in its full size, anew: who reads one that ranks died under keeps what is there. Raises
+    StorageFull, ArtifactUnavailable."""
     try:
-        with path.open("wb") as file:
+        path.unlink(missing_ok=True)
+        with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
             file.write(header)
     except OSError as error:

@@ -22,8 +22,9 @@ DTYPES = ("float32", "bfloat16")
 _ROPE_KINDS = (None, "default")
 
 
-class BaseConfig(msgspec.Struct, frozen=True):
-    """A base of one of ``ARCHITECTURES``. ``moe_layers`` has a truth value a layer: whether its MLP is of experts."""
+class BaseConfig(msgspec.Struct, frozen=True, eq=False):
+    """A base of one of ``ARCHITECTURES``, equal to none but itself, so that what follows from it can be remembered.
+    ``moe_layers`` has a truth value a layer: whether its MLP is of experts."""
 
     shape: BaseShape
     hidden: int

@@ -22,8 +22,8 @@ _CHUNK_BYTES = 8 << 20
 class StateManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``files`` are the ranks' files with their blake3 digests.
 
-    ``number`` and ``answer`` are of the last change that the state holds, where the trainer itself took it: what it
-    answered to it, encoded.
+    ``base`` is the fingerprint of the base that it was trained over, where that was known. ``number`` and ``answer``
+    are of the last change that the state holds, where the trainer itself took it: what it answered to it, encoded.
     """
 
     format: int = FORMAT
@@ -34,6 +34,15 @@ class StateManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     files: dict[str, str]
     number: int = 0
     answer: bytes = b""
+    base: str = ""
+
+    def check_base(self, fingerprint: str) -> None:
+        """Raises Unfit where it was trained over another base than ``fingerprint``'s, as far as both are known."""
+        if self.base and fingerprint and self.base != fingerprint:
+            raise Unfit(
+                f"the checkpoint is of the base with fingerprint {self.base}, and {fingerprint} is trained here",
+                field="base",
+            )
 
     def check_for(self, spec: PolicySpec, *, optimizer: bool) -> None:
         """Raises Unfit unless a policy of ``spec`` can take this state, InvalidRequest where it lacks the moments."""

@@ -25,7 +25,8 @@ class State(msgspec.Struct, frozen=True):
 class Record:
     """One policy: its state is ``snapshot`` (a checkpoint's folder; none for a new one) and the ``changes`` since.
 
-    The changes took ``seconds`` and are ``nbytes`` long. ``on_ranks``: whether the ranks have the policy in this state.
+    ``durable`` is the number of the snapshot's last change. The changes took ``seconds`` and are ``nbytes`` long.
+    ``on_ranks``: whether the ranks have the policy in this state.
     """
 
     def __init__(self, spec: PolicySpec, parameters: int, state: State | None = None, snapshot: str = "") -> None:
@@ -33,6 +34,7 @@ class Record:
         self.parameters = parameters
         self.state = state or State()
         self.snapshot = snapshot
+        self.durable = self.state.number
         self.changes: list[Change] = []
         self.seconds = 0.0
         self.nbytes = 0
@@ -61,6 +63,7 @@ class Record:
         """``folder`` holds ``state``, which is the policy's from now on."""
         self.state = state
         self.snapshot = folder
+        self.durable = state.number
         self.changes = []
         self.seconds = 0.0
         self.nbytes = 0

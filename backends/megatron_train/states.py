@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -61,10 +62,11 @@ class Snapshots:
         return None
 
     def drop_others(self, policy: str, kept: Path) -> None:
-        """Remove all but ``kept``, drafts that were left over too."""
-        for entry in (self._root / policy).iterdir():
-            if entry != kept:
-                shutil.rmtree(entry, ignore_errors=True)
+        """Remove all but ``kept``, drafts that were left over too; what can't be is for the next time."""
+        with contextlib.suppress(OSError):
+            for entry in (self._root / policy).iterdir():
+                if entry != kept:
+                    shutil.rmtree(entry, ignore_errors=True)
 
     def remove(self, policy: str) -> None:
         if policy in ("", ".", "..") or "/" in policy:

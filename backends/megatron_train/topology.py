@@ -56,6 +56,12 @@ def check_topology(settings: TrainerSettings, base: BaseConfig) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise InvalidRequest(f"trainer {settings.name}: {name} is {size}, not at least 1", field=name)
+    if settings.expert_tensor != 1:
+        raise InvalidRequest(
+            f"trainer {settings.name}: expert_tensor is {settings.expert_tensor}: an expert is whole on its ranks, and "
+            "experts are spread with expert",
+            field="expert_tensor",
+        )
     if settings.tensor * settings.data % settings.expert:
         raise InvalidRequest(
             f"trainer {settings.name}: expert {settings.expert} does not divide tensor x data "

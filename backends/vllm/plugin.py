@@ -25,6 +25,10 @@ def register() -> None:
 
         cpu_kernels.patch()
         cpu_moe.patch()
+        if not _serves_http():
+            from . import cpu_sampling
+
+            cpu_sampling.patch()
     if _serves_http():
         from . import server
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +16,12 @@ from packer.modules import EXPERT_PATHS, SHARED_PATHS
 from wire.outcomes import InvalidRequest, NotFound, VersionConflict
 from wire.trainer import Outputs
 
+from .fairness import Stage
 from .journal import Effects, Journal
 from .paths import SAMPLER_WEIGHTS, WEIGHTS, SavedPath, parse_path
 from .publishing import Publisher
 from .records import RunRecord, SamplerRecord, SavedRecord
+from .retention import Retention
 from .trainees import Trainees, spec_of
 from .work import (
     AnyResult,
@@ -53,11 +56,19 @@ class Executor:
     """``folder`` is where checkpoints lie and revisions are written before they are in the store."""
 
     def __init__(
-        self, journal: Journal, trainees: Trainees, publisher: Publisher, folder: Path, *, revision_dtype: str
+        self,
+        journal: Journal,
+        trainees: Trainees,
+        publisher: Publisher,
+        retention: Retention,
+        folder: Path,
+        *,
+        revision_dtype: str,
     ) -> None:
         self._journal = journal
         self._trainees = trainees
         self._publisher = publisher
+        self._retention = retention
         self._checkpoints = folder / "checkpoints"
         self._exports = folder / "exports"
         self._dtype = revision_dtype
@@ -65,8 +76,9 @@ class Executor:
         shutil.rmtree(self._exports, ignore_errors=True)
         self._exports.mkdir(parents=True, mode=0o700)
 
-    async def run(self, run: RunRecord, ask: TrainingAsk) -> Done:
-        """Do it. Raises the RoostError that it fails with; the run is then as it was."""
+    async def run(self, run: RunRecord, ask: TrainingAsk, more: Callable[[], bool]) -> Done:
+        """Do it; ``more`` says whether the run's next operation is there. Raises the RoostError that it fails with;
+        the run is then as it was."""
         if not run.targets and not isinstance(ask, CreateRun | ResumeRun):
             raise InvalidRequest(f"{run.model_id} could not be made: see the error of its creation", field="model_id")
         match ask:
@@ -75,15 +87,15 @@ class Executor:
             case ResumeRun():
                 return await self._resume(run, ask)
             case Train():
-                return await self._train(run, ask)
+                return await self._train(run, ask, more)
             case Step():
-                return await self._step(run, ask)
+                return await self._step(run, ask, more)
             case Save():
-                return await self._save(run, ask)
+                return await self._save(run, ask, more)
             case Load():
-                return await self._load(run, ask)
+                return await self._load(run, ask, more)
             case SaveForSampler():
-                return await self._save_for_sampler(run, ask)
+                return await self._save_for_sampler(run, ask, more)
             case Refused():
                 raise InvalidRequest(ask.message)
 
@@ -114,9 +126,9 @@ class Executor:
         await self._journal.claim(made.policy, made.model_id)
         return made
 
-    async def _train(self, run: RunRecord, ask: Train) -> Done:
+    async def _train(self, run: RunRecord, ask: Train, more: Callable[[], bool]) -> Done:
         number = run.number + 1
-        async with self._trainees.turn(run) as trainer:
+        async with self._trainees.turn(run, Stage.GRADIENTS, more) as trainer:
             if ask.forward_only:
                 outputs = await trainer.forward(run.model_id, ask.batch)
             else:
@@ -126,44 +138,44 @@ class Executor:
             return Done(result, Effects(run))
         return Done(result, Effects(replace(run, number=number), change=True))
 
-    async def _step(self, run: RunRecord, ask: Step) -> Done:
+    async def _step(self, run: RunRecord, ask: Step, more: Callable[[], bool]) -> Done:
         number = run.number + 1
-        async with self._trainees.turn(run) as trainer:
+        async with self._trainees.turn(run, Stage.OPTIMISER, more) as trainer:
             stepped = await trainer.optim_step(run.model_id, ask.adam, number=number)
         metrics = {"grad_norm:mean": stepped.grad_norm, "step:max": float(stepped.step)}
         return Done(Stepped(metrics=metrics), Effects(replace(run, number=number, step=stepped.step), change=True))
 
-    async def _save(self, run: RunRecord, ask: Save) -> Done:
+    async def _save(self, run: RunRecord, ask: Save, more: Callable[[], bool]) -> Done:
         path = str(SavedPath(run.model_id, WEIGHTS, ask.name))
         if not ask.overwrite and self._journal.saved(path) is not None:
             raise InvalidRequest(f"{path} is there already: overwrite it, or choose another name", field="path")
         folder = self._checkpoints / run.model_id / ask.name
-        async with self._trainees.turn(run) as trainer:
+        async with self._trainees.turn(run, Stage.RESULT, more) as trainer:
             await trainer.save_state(run.model_id, folder, with_optimizer=True)
         await self._publisher.retain(run, path)
         saved = replace(_saved(run, path, ask.ttl_s), folder=str(folder))
         return Done(Saved(path=path), Effects(run, saved=saved))
 
-    async def _load(self, run: RunRecord, ask: Load) -> Done:
+    async def _load(self, run: RunRecord, ask: Load, more: Callable[[], bool]) -> Done:
         saved = self.checkpoint(ask.path, run.tenant)
         number = run.number + 1
-        async with self._trainees.turn(run) as trainer:
+        async with self._trainees.turn(run, Stage.GRADIENTS, more) as trainer:
             await trainer.load_state(run.model_id, Path(saved.folder), with_optimizer=ask.optimizer, number=number)
         loaded = replace(run, number=number, step=saved.step if ask.optimizer else 0)
         return Done(Loaded(path=ask.path, model_id=run.model_id), Effects(loaded, change=True))
 
-    async def _save_for_sampler(self, run: RunRecord, ask: SaveForSampler) -> Done:
+    async def _save_for_sampler(self, run: RunRecord, ask: SaveForSampler, more: Callable[[], bool]) -> Done:
         writer = self._journal.writer(run.policy)
         if writer != run.model_id:
             raise VersionConflict(f"{run.policy} is written by {writer} since: {run.model_id} can't", field="model_id")
         path = str(SavedPath(run.model_id, SAMPLER_WEIGHTS, ask.name)) if ask.name else ""
         file = self._exports / secrets.token_hex(8)
-        try:
-            async with self._trainees.turn(run) as trainer:
-                facts = await trainer.export_revision(run.model_id, file, dtype=self._dtype)
-            committed = await self._publisher.publish(run, file, facts, path or f"tinker://{run.model_id}")
-        finally:
-            file.unlink(missing_ok=True)
+        async with self._publisher.publication(run, file) as publication:
+            async with self._trainees.turn(run, Stage.RESULT, more) as trainer:
+                facts = await trainer.export_revision(
+                    run.model_id, file, dtype=self._dtype, progress=publication.progress
+                )
+            committed = await publication.commit(facts, path or f"tinker://{run.model_id}")
         revision = committed.revision
         run = replace(run, inflight=revision) if ask.follows else run
         saved = replace(_saved(run, path, ask.ttl_s), revision=revision) if path else None
@@ -171,6 +183,7 @@ class Executor:
         if ask.sampler:
             follows = run.model_id if ask.follows else ""
             sampler = SamplerRecord(ask.sampler, run.tenant, run.base, run.policy, revision, follows=follows)
+            self._retention.bound(sampler)
         return Done(SavedForSampler(path=path, sampler=ask.sampler), Effects(run, saved=saved, sampler=sampler))
 
     async def end(self, run: RunRecord) -> None:

@@ -1,10 +1,13 @@
-"""How failures are told in the training API's terms."""
+"""How failures are told in the training API's terms, and what is not to fail."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from wire.outcomes import Outcome, RoostError
+from wire.outcomes import JournalUnavailable, Outcome, RoostError, StorageFull
 
 from .work import Category, Failed
 
@@ -14,10 +17,25 @@ _STATUS = {Outcome.UNFIT: 400, Outcome.RETIRED: 404, Outcome.VERSION_CONFLICT: 4
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+# before what the journal did not take is given to it again
+_RETRY_S = 1.0
+
 
 def status_of(error: RoostError) -> int:
     """The HTTP status for a request that was not taken."""
     return _STATUS.get(error.outcome, error.outcome.http_status)
+
+
+async def until_written(write: Callable[[], Awaitable[T]]) -> T:
+    """What ``write`` returns once the journal takes it. Raises what else ``write`` does."""
+    while True:
+        try:
+            return await write()
+        except (JournalUnavailable, StorageFull) as error:
+            _log.warning("the journal is written to again in %g s: %s", _RETRY_S, error.message)
+            await asyncio.sleep(_RETRY_S)
 
 
 def failed(error: Exception, what: str) -> Failed:

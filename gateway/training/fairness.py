@@ -6,9 +6,24 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from enum import IntEnum
 
 # what lies between two operations of a run that has more to do: a result made durable
 GRACE_S = 0.05
+# the same where that operation is known to be there: it comes as fast as the disk allows
+SURE_GRACE_S = 1.0
+
+
+class Stage(IntEnum):
+    """Where in a training step an operation lies: gradients, then the optimiser, then what is kept of the result."""
+
+    GRADIENTS = 0
+    OPTIMISER = 1
+    RESULT = 2
+
+
+def _nothing_more() -> bool:
+    return False
 
 
 class Shares:
@@ -42,33 +57,58 @@ class Turns:
 
     A name that lets the lock go has it kept for ``grace_s`` against those who have had more: its next operation is on
     its way, and would else find somebody else's long one before it each time. The wait counts as its own.
+
+    A name that says it has more is let finish its training step in the same way, against everybody: were its short
+    optimiser's step put behind the gradients of all others, all would finish together, and their clients, who sample
+    with the result, would leave the trainer idle together.
     """
 
-    def __init__(self, *, grace_s: float = GRACE_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, grace_s: float = GRACE_S, sure_grace_s: float = SURE_GRACE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._grace_s = grace_s
+        self._sure_grace_s = sure_grace_s
         self._clock = clock
         self._shares = Shares()
         self._taken = False
         self._kept_for = ""
         self._kept_since = 0.0
+        # None where it is kept against those only who have had more
+        self._kept_after: Stage | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     @asynccontextmanager
-    async def turn(self, name: str) -> AsyncIterator[None]:
-        """Hold the lock; the time of it is ``name``'s."""
-        if self._timer is not None and self._shares.pick([self._kept_for, name]) == name:
+    async def turn(
+        self, name: str, stage: Stage = Stage.GRADIENTS, more: Callable[[], bool] = _nothing_more
+    ) -> AsyncIterator[None]:
+        """Hold the lock; the time of it is ``name``'s. ``more``, asked at the end: is its next operation there?"""
+        if self._timer is not None and self._may_have_what_is_kept(name, stage):
             self._timer.cancel()
             self._end_keeping()
-        elif self._taken:
-            await self._wait(name)
+        else:
+            if self._timer is not None and name == self._kept_for:
+                self._timer.cancel()
+                self._keep_no_longer()
+            if self._taken:
+                await self._wait(name)
         self._taken = True
         began = self._clock()
         try:
             yield
         finally:
             self._shares.charge(name, self._clock() - began)
-            self._let_go(name)
+            self._let_go(name, stage if more() else None)
+
+    def _may_have_what_is_kept(self, name: str, stage: Stage) -> bool:
+        if self._kept_after is None:
+            return self._shares.pick([self._kept_for, name]) == name
+        return name == self._kept_for and (stage > self._kept_after or self._next(name))
+
+    def _next(self, name: str) -> bool:
+        """Whether it would be ``name``'s turn among those who wait."""
+        return self._shares.pick([*self._waiting, name]) == name
 
     async def _wait(self, name: str) -> None:
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -88,12 +128,13 @@ class Turns:
         if not queue:
             del self._waiting[name]
 
-    def _let_go(self, name: str) -> None:
-        if name in self._waiting or self._shares.pick([*self._waiting, name]) != name:
+    def _let_go(self, name: str, unfinished: Stage | None) -> None:
+        if unfinished is None and (name in self._waiting or not self._next(name)):
             self._pass_on()
             return
-        self._kept_for, self._kept_since = name, self._clock()
-        self._timer = asyncio.get_running_loop().call_later(self._grace_s, self._keep_no_longer)
+        self._kept_for, self._kept_since, self._kept_after = name, self._clock(), unfinished
+        grace_s = self._grace_s if unfinished is None else self._sure_grace_s
+        self._timer = asyncio.get_running_loop().call_later(grace_s, self._keep_no_longer)
 
     def _keep_no_longer(self) -> None:
         self._end_keeping()

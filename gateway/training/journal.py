@@ -79,6 +79,12 @@ class Journal:
         with self._store.read() as txn:
             return self._store.samplers.get(txn, sampler_id)
 
+    def held(self) -> list[SamplerRecord]:
+        """The sampling sessions whose revisions are kept for them."""
+        with self._store.read() as txn:
+            found = (self._store.samplers.get(txn, key.decode()) for key, _ in self._store.held.items(txn))
+            return [sampler for sampler in found if sampler is not None]
+
     def saved(self, path: str) -> SavedRecord | None:
         with self._store.read() as txn:
             return self._store.saved.get(txn, path)
@@ -198,6 +204,14 @@ class Journal:
             self._store.samplers.put(txn, record.sampler_id, record)
 
         await self._store.commit(change)
+
+    async def hold(self, sampler_id: str) -> None:
+        """The revision of a sampling session is kept for it from now on."""
+        await self._store.commit(lambda txn: self._store.held.put(txn, sampler_id.encode(), b""))
+
+    async def let_go(self, sampler_id: str) -> None:
+        """No longer."""
+        await self._store.commit(lambda txn: self._store.held.delete(txn, sampler_id.encode()))
 
     async def resolve(self, operation: OperationRecord, result: AnyResult, effects: Effects | None = None) -> None:
         """The result, with all that the operation changed. A run's cursor moves behind it."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from wire.outcomes import JournalUnavailable, RoostError, StorageFull
 
 from .executor import Done, Executor
-from .failures import failed
+from .failures import failed, until_written
 from .futures import Futures
 from .journal import Effects, Journal
 from .ordering import Line
@@ -101,7 +101,7 @@ class Lines:
             run, operation = self._journal.run(model_id), self._journal.operation(request_id)
             assert run is not None and operation is not None, "what waits is in the journal"
             try:
-                await self._perform(run, operation)
+                await self._perform(run, operation, line)
             except (JournalUnavailable, StorageFull, TrainerDead) as error:
                 _log.warning("%s is to be done again: %s", request_id, error.message)
                 await asyncio.sleep(_RETRY_S)
@@ -110,11 +110,11 @@ class Lines:
             self.pending_bytes -= operation.nbytes
             self._futures.resolved(request_id)
 
-    async def _perform(self, run: RunRecord, operation: OperationRecord) -> None:
+    async def _perform(self, run: RunRecord, operation: OperationRecord, line: Line) -> None:
         ask = self._journal.ask(operation.request_id)
         assert not isinstance(ask, Sample), "samples are no run's"
         try:
-            done = await self._executor.run(run, ask)
+            done = await self._executor.run(run, ask, lambda: line.more)
         except TrainerDead:
             raise
         except Exception as error:
@@ -127,7 +127,7 @@ class Lines:
         run = self._journal.run(model_id)
         try:
             if run is not None:
-                await self._executor.end(run)
+                await until_written(lambda: self._executor.end(run))
         except RoostError as error:
             # the next life of the service tries again
             _log.warning("%s can't be ended: %s", model_id, error.message)
@@ -144,11 +144,7 @@ class Lines:
         given_up = line.give_up()
         found = (self._journal.operation(request_id) for request_id in given_up)
         waiting = [operation for operation in found if operation is not None]
-        try:
-            resolved = await self._journal.resolve_lost(run, waiting)
-        except RoostError as error:
-            _log.error("operations of %s can't be failed: %s", model_id, error.message)
-            return
+        resolved = await until_written(lambda: self._journal.resolve_lost(run, waiting))
         for operation, request_id in zip(waiting, resolved, strict=True):
             self.pending_bytes -= operation.nbytes
             self._futures.resolved(request_id)

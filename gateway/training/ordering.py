@@ -19,6 +19,11 @@ class Line:
         """The operation whose turn it is; None where it has not arrived."""
         return self._waiting.get(self.next_seq)
 
+    @property
+    def more(self) -> bool:
+        """Whether the operation after that has arrived too."""
+        return self.next_seq + 1 in self._waiting
+
     def passed(self) -> None:
         """The operation whose turn it was has its result."""
         del self._waiting[self.next_seq]

@@ -75,6 +75,11 @@ class SamplerRecord(Record, frozen=True):
     path: str = ""
     follows: str = ""
 
+    @property
+    def session_id(self) -> str:
+        """The client's session that it belongs to."""
+        return self.sampler_id.partition(":")[0]
+
 
 class SavedRecord(Record, frozen=True):
     """What a path names: a checkpoint in ``folder``, or ``policy``'s ``revision``. ``expires_ms`` 0: never."""

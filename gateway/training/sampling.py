@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 
 import aiohttp
@@ -13,20 +12,16 @@ from wire.outcomes import (
     DeadlinePassed,
     EngineFailed,
     InvalidRequest,
-    JournalUnavailable,
     NoHealthyNode,
     NotFound,
-    StorageFull,
 )
 
 from .completions import read_answer, request_body
-from .failures import failed
+from .failures import failed, until_written
 from .futures import Futures
 from .journal import Journal
 from .records import OperationRecord, SamplerRecord
 from .work import AnyResult, Sample, Sampled
-
-_log = logging.getLogger(__name__)
 
 # the client's own fault, as the gateway says
 _FAULTS = {400, 404, 409, 410, 413}
@@ -147,11 +142,7 @@ class Samples:
     async def _work(self, operation: OperationRecord) -> None:
         async with self._room:
             result = await self._sampled(operation)
-        try:
-            await self._journal.resolve(operation, result)
-        except (JournalUnavailable, StorageFull) as error:
-            _log.error("the result of %s can't be written: %s", operation.request_id, error.message)
-            return
+        await until_written(lambda: self._journal.resolve(operation, result))
         self._futures.resolved(operation.request_id)
 
     async def _sampled(self, operation: OperationRecord) -> AnyResult:

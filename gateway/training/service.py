@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -23,14 +22,19 @@ from wire.outcomes import EngineFailed, RoostError
 
 from .api import Services, make_app
 from .executor import Executor
+from .expected import ExpectedNode
 from .futures import Futures
 from .journal import Journal
 from .lines import Lines
+from .postgres import PostgresStore
 from .publishing import Publisher
+from .retention import Retention
 from .sampling import GatewayClient, Samples
 from .settings import TrainingSettings
 from .store import Store
 from .trainees import Trainees
+from .transfers import Transfers
+from .waiting import listen_on, waited_for
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +50,20 @@ def _trainer_of(settings: TrainingSettings) -> TrainerBackend:
     return make_trainer(settings.trainer, state_dir=state_dir, log_dir=Path(settings.log_dir))
 
 
+def _store_of(settings: TrainingSettings) -> Store:
+    folder = Path(settings.state_dir) / "journal"
+    if not settings.journal:
+        return Store(folder, map_bytes=settings.map_bytes)
+    return PostgresStore(folder, map_bytes=settings.map_bytes, url=settings.journal, name=settings.name)
+
+
+def _transfers_of(settings: TrainingSettings) -> Transfers | None:
+    if not settings.transfers:
+        return None
+    nodes = ExpectedNode(settings.nodes, settings.nodes_file)
+    return Transfers(settings.transfers, nodes=nodes, curve=settings.curve)
+
+
 class TrainingService:
     """One running service. Made by ``start`` inside the event loop that it runs on."""
 
@@ -57,14 +75,22 @@ class TrainingService:
         self._trainer = trainer
         self._store = store
         self._catalog = catalog
+        self._transfers = _transfers_of(settings)
         self._registrar = RegistrarClient(settings.registrar_endpoint, curve=settings.curve)
         self.journal = Journal(store)
         futures = Futures()
         trainees = Trainees(trainer, self.journal)
         publisher = Publisher(
-            open_store(Path(settings.store_dir), settings.store), self._registrar, format_name=settings.trainer.backend
+            open_store(Path(settings.store_dir), settings.store),
+            self._registrar,
+            format_name=settings.trainer.backend,
+            transfers=self._transfers,
+            announce_wait_s=settings.announce_wait_s,
         )
-        self._executor = Executor(self.journal, trainees, publisher, folder, revision_dtype=settings.revision_dtype)
+        self._retention = Retention(self.journal, publisher, idle_s=settings.sampler_idle_s)
+        self._executor = Executor(
+            self.journal, trainees, publisher, self._retention, folder, revision_dtype=settings.revision_dtype
+        )
         self._lines = Lines(self.journal, self._executor, futures, gap_s=settings.gap_s)
         gateway = GatewayClient(
             settings.gateway_url,
@@ -83,6 +109,7 @@ class TrainingService:
             trainees=trainees,
             lines=self._lines,
             samples=self._samples,
+            retention=self._retention,
             futures=futures,
         )
         self._runner = web.AppRunner(make_app(shared), access_log=None, shutdown_timeout=_END_S)
@@ -95,13 +122,14 @@ class TrainingService:
         *,
         make: MakeTrainer = _trainer_of,
         catalog: CatalogSource | None = None,
+        store: Store | None = None,
     ) -> Self:
-        """Make a service, go on with what an earlier life left, and listen.
+        """Make a service, go on with what an earlier life left, and listen. ``store`` is its own from now on.
 
         Raises InvalidRequest or Unfit for settings that can't stand, JournalUnavailable where another one runs.
         """
         trainer = make(settings)
-        store = Store(Path(settings.state_dir) / "journal", map_bytes=settings.map_bytes)
+        store = store or _store_of(settings)
         service = cls(settings, trainer, store, catalog or CatalogSource(Path(settings.catalog_dir)))
         try:
             await trainer.start()
@@ -113,10 +141,12 @@ class TrainingService:
         return service
 
     async def died(self) -> str:
-        """Why the trainer is dead, once it is."""
-        while await self._trainer.health() is not Health.DEAD:  # noqa: ASYNC110 - a backend tells it when asked
+        """Why the trainer is dead, or the journal is another's, once it is."""
+        while not self._store.lost:
+            if await self._trainer.health() is Health.DEAD:
+                return f"the trainer is dead: {self._trainer.detail}"
             await asyncio.sleep(_LOOK_S)
-        return self._trainer.detail
+        return self._store.lost
 
     async def stop(self) -> None:
         """Take no more requests; what has no result yet is gone on with by the next life."""
@@ -125,8 +155,11 @@ class TrainingService:
             self._sweeping.cancel()
         await self._samples.stop()
         await self._lines.stop()
+        await self._retention.stop()
         await self._trainer.stop()
         await self._store.close()
+        if self._transfers is not None:
+            self._transfers.close()
         self._registrar.close()
         self._catalog.close()
 
@@ -138,14 +171,12 @@ class TrainingService:
                 self._samples.admit(operation)
         for run in self.journal.ending():
             self._lines.end(run.model_id)
+        self._retention.go_on()
         self._sweeping = asyncio.create_task(self._sweep())
 
     async def _listen(self) -> None:
         await self._runner.setup()
-        with contextlib.suppress(FileNotFoundError):
-            # a life that was killed left it; the journal's lock says that nobody has it
-            Path(self.settings.socket).unlink()  # noqa: ASYNC240 - once, before anything is served
-        await web.UnixSite(self._runner, self.settings.socket).start()
+        await listen_on(self._runner, self.settings.socket)
 
     async def _sweep(self) -> None:
         """Now and then, drop results and checkpoints whose time is over."""
@@ -154,18 +185,31 @@ class TrainingService:
             now_ms = time.time_ns() // 1_000_000
             try:
                 await self._executor.expire(now_ms)
+                await self._retention.sweep()
                 await self.journal.prune(now_ms - int(self.settings.keep_results_s * 1000))
             except RoostError as error:
                 _log.warning("what is old can't be dropped: %s", error.message)
 
 
-async def run(settings: TrainingSettings, stop: asyncio.Event) -> None:
-    """Serve until ``stop`` is set. Raises what ``TrainingService.start`` does, and EngineFailed if the trainer dies."""
-    service = await TrainingService.start(settings)
+async def run(
+    settings: TrainingSettings,
+    stop: asyncio.Event,
+    *,
+    make: MakeTrainer = _trainer_of,
+    catalog: CatalogSource | None = None,
+) -> None:
+    """Serve until ``stop`` is set, once the journal can be had.
+
+    Raises what ``TrainingService.start`` does, and EngineFailed if the trainer dies or the journal is lost.
+    """
+    store = await waited_for(lambda: _store_of(settings), settings.socket, stop)
+    if store is None:
+        return
+    service = await TrainingService.start(settings, make=make, catalog=catalog, store=store)
     _log.info("training service ready: %s on %s", settings.base, settings.socket)
     stopping, dying = asyncio.create_task(stop.wait()), asyncio.create_task(service.died())
     await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
-    why = "" if stopping.done() else f"the trainer is dead: {dying.result()}"
+    why = "" if stopping.done() else dying.result()
     for waiting in (stopping, dying):
         waiting.cancel()
     _log.info("training service stopping")

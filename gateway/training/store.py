@@ -1,9 +1,13 @@
-"""LMDB below the journal: typed tables, and a writer that commits what waits in one durable transaction."""
+"""LMDB below the journal: typed tables, and a writer that commits what waits in one durable transaction.
+
+The journal of a fleet lies in PostgreSQL, and these tables are then a copy: see ``postgres.py``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,15 +17,19 @@ from typing import Any, Generic, TypeVar
 import lmdb
 import msgspec
 
-from wire.outcomes import JournalUnavailable, StorageFull
+from wire.outcomes import JournalUnavailable, RoostError, StorageFull
 
 from .records import OperationRecord, RunRecord, SamplerRecord, SavedRecord, SessionRecord
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R", bound=msgspec.Struct)
 
 Txn = Any
-_LAYOUT_KEY, _LAYOUT = b"layout", b"1"
+_LAYOUT_KEY, LAYOUT = b"layout", 1
+# there where the tables are a copy
+COPY_KEY = b"copy"
 _LOCK_FILE = "training.lock"
 _MAX_TABLES = 16
 _ENCODE = msgspec.msgpack.Encoder().encode
@@ -30,8 +38,14 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 class Bytes:
     """A table of bytes by bytes."""
 
-    def __init__(self, env: Any, name: bytes) -> None:
-        self._db = env.open_db(name)
+    def __init__(self, env: Any, name: str) -> None:
+        self.name = name
+        self._db = env.open_db(name.encode())
+
+    @property
+    def handle(self) -> Any:
+        """What transactions know the table by."""
+        return self._db
 
     def get(self, txn: Txn, key: bytes) -> bytes | None:
         found: bytes | None = txn.get(key, db=self._db)
@@ -43,6 +57,9 @@ class Bytes:
     def delete(self, txn: Txn, key: bytes) -> None:
         txn.delete(key, db=self._db)
 
+    def clear(self, txn: Txn) -> None:
+        txn.drop(self._db, delete=False)
+
     def items(self, txn: Txn, *, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """In the order of keys, from ``start`` on."""
         with txn.cursor(db=self._db) as cursor:
@@ -53,8 +70,8 @@ class Bytes:
 class Table(Generic[R]):
     """A table of one kind of record, by text."""
 
-    def __init__(self, env: Any, name: bytes, kind: type[R]) -> None:
-        self._bytes = Bytes(env, name)
+    def __init__(self, table: Bytes, kind: type[R]) -> None:
+        self._bytes = table
         self._decoder = msgspec.msgpack.Decoder(kind)
 
     def get(self, txn: Txn, key: str) -> R | None:
@@ -83,6 +100,9 @@ class Store:
     JournalUnavailable where the folder can't be opened, or another process has it.
     """
 
+    # whether the tables are a copy of what lies elsewhere
+    _copy = False
+
     def __init__(self, folder: Path, *, map_bytes: int) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -90,24 +110,33 @@ class Store:
             self._env = lmdb.open(str(folder), map_size=map_bytes, max_dbs=_MAX_TABLES, readahead=False, mode=0o600)
         except (OSError, lmdb.Error) as error:
             raise JournalUnavailable(f"the training journal in {folder} can't be opened: {error}") from error
-        self.sessions = Table(self._env, b"sessions", SessionRecord)
-        self.runs = Table(self._env, b"runs", RunRecord)
-        self.samplers = Table(self._env, b"samplers", SamplerRecord)
-        self.saved = Table(self._env, b"saved", SavedRecord)
-        self.operations = Table(self._env, b"operations", OperationRecord)
-        self.asks = Bytes(self._env, b"asks")
-        self.results = Bytes(self._env, b"results")
+        self.tables: dict[str, Bytes] = {}
+        # why this process can't write any more, and another one may; empty while it can
+        self.lost = ""
+        self.sessions = Table(self._table("sessions"), SessionRecord)
+        self.runs = Table(self._table("runs"), RunRecord)
+        self.samplers = Table(self._table("samplers"), SamplerRecord)
+        self.saved = Table(self._table("saved"), SavedRecord)
+        self.operations = Table(self._table("operations"), OperationRecord)
+        self.asks = self._table("asks")
+        self.results = self._table("results")
         # owner and seq -> request id; run and number -> request id; policy -> the run that writes it
-        self.places = Bytes(self._env, b"places")
-        self.changes = Bytes(self._env, b"changes")
-        self.writers = Bytes(self._env, b"writers")
+        self.places = self._table("places")
+        self.changes = self._table("changes")
+        self.writers = self._table("writers")
+        # sampling sessions whose revisions are kept for them
+        self.held = self._table("held")
         # request ids without a result; time of the result and request id
-        self.pending = Bytes(self._env, b"pending")
-        self.resolved = Bytes(self._env, b"resolved")
+        self.pending = self._table("pending")
+        self.resolved = self._table("resolved")
         self._check_layout(folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="training journal")
         self._waiting: list[tuple[Callable[[Txn], Any], asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
+
+    def _table(self, name: str) -> Bytes:
+        table = self.tables[name] = Bytes(self._env, name)
+        return table
 
     def read(self) -> Txn:
         """A read transaction, as a context manager: the last commit that was durable."""
@@ -128,6 +157,9 @@ class Store:
         """Once what waits is durable."""
         if self._writing is not None:
             await self._writing
+        self._release()
+
+    def _release(self) -> None:
         self._thread.shutdown()
         self._env.close()
         os.close(self._lock)
@@ -138,7 +170,7 @@ class Store:
             batch, self._waiting = self._waiting, []
             try:
                 answers = await loop.run_in_executor(self._thread, self._run, [change for change, _ in batch])
-            except (lmdb.Error, OSError) as error:
+            except Exception as error:
                 answers = [_told(error)] * len(batch)
             for (_, done), answer in zip(batch, answers, strict=True):
                 if done.cancelled():
@@ -156,23 +188,38 @@ class Store:
             for change in changes:
                 try:
                     with self._env.begin(write=True, parent=txn) as own:
-                        answers.append(change(own))
+                        answers.append(self._make(change, own))
                 except lmdb.Error:
                     raise
                 except Exception as error:
                     answers.append(error)
+            self._before_commit(txn)
         return answers
+
+    def _make(self, change: Callable[[Txn], Any], txn: Txn) -> Any:
+        return change(txn)
+
+    def _before_commit(self, txn: Txn) -> None:
+        """What has to be safe elsewhere before it is here. Raises RoostError: then nothing of it is."""
 
     def _check_layout(self, folder: Path) -> None:
         with self._env.begin(write=True) as txn:
             found = txn.get(_LAYOUT_KEY)
             if found is None:
-                txn.put(_LAYOUT_KEY, _LAYOUT)
-            elif found != _LAYOUT:
+                txn.put(_LAYOUT_KEY, str(LAYOUT).encode())
+            elif found != str(LAYOUT).encode():
                 raise JournalUnavailable(f"the training journal in {folder} has another layout than this release's")
+            if not self._copy and txn.get(COPY_KEY) is not None:
+                raise JournalUnavailable(
+                    f"the training journal in {folder} is a copy of one in PostgreSQL: give that one's address"
+                )
 
 
 def _told(error: Exception) -> Exception:
+    if isinstance(error, RoostError):
+        return error
+    if not isinstance(error, lmdb.Error | OSError):
+        _log.error("a commit of the training journal failed", exc_info=error)
     if isinstance(error, lmdb.MapFullError | lmdb.DiskError):
         return StorageFull(f"the training journal has no room: {error}")
     return JournalUnavailable(f"the training journal can't be written: {error}", retry_after_s=1.0)

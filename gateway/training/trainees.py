@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from backends.trainer import TrainerBackend
 from wire.node import Health
-from wire.outcomes import EngineFailed, NotFound
+from wire.outcomes import ArtifactUnavailable, EngineFailed, JournalUnavailable, NotFound, StorageFull
 from wire.trainer import PolicySpec
 
-from .fairness import Turns
+from .fairness import Stage, Turns
 from .journal import Journal
 from .records import RunRecord
 from .work import Load, ResumeRun, Step, Train
@@ -29,6 +30,8 @@ class Trainees:
         self._journal = journal
         self._turns = Turns()
         self._present: set[str] = set()
+        # up to which change a run's asks are kept no longer
+        self._trimmed: dict[str, int] = {}
 
     async def paused(self) -> str:
         """Why nothing runs at the moment; empty where it does."""
@@ -36,13 +39,15 @@ class Trainees:
         return "" if health is Health.READY else f"the trainer is {health.value}"
 
     @asynccontextmanager
-    async def turn(self, run: RunRecord) -> AsyncIterator[TrainerBackend]:
-        """The trainer, with ``run`` as the journal tells it. Raises TrainerDead."""
-        async with self._turns.turn(run.model_id), self._living():
+    async def turn(self, run: RunRecord, stage: Stage, more: Callable[[], bool]) -> AsyncIterator[TrainerBackend]:
+        """The trainer, with ``run`` as the journal tells it; ``more`` says whether the run's next operation is there.
+        Raises TrainerDead."""
+        async with self._turns.turn(run.model_id, stage, more), self._living():
             if run.model_id not in self._present:
                 await self._restore(run)
                 self._present.add(run.model_id)
             yield self._trainer
+            await self._trim(run)
 
     @asynccontextmanager
     async def first_turn(self, run: RunRecord) -> AsyncIterator[TrainerBackend]:
@@ -56,6 +61,7 @@ class Trainees:
         async with self._turns.turn(run.model_id), self._living():
             await self._trainer.remove_policy(run.model_id)
             self._present.discard(run.model_id)
+            self._trimmed.pop(run.model_id, None)
 
     @asynccontextmanager
     async def _living(self) -> AsyncIterator[None]:
@@ -68,9 +74,15 @@ class Trainees:
             raise
 
     async def _restore(self, run: RunRecord) -> None:
-        """What the trainer's snapshot lacks is done again, and gives the same bits."""
+        """What the trainer's snapshot lacks is done again, and gives the same bits. Raises ArtifactUnavailable."""
         status = await self._trainer.create_policy(spec_of(run))
-        for number, request_id in self._journal.changes(run.model_id, status.number):
+        changes = list(self._journal.changes(run.model_id, status.number))
+        if [number for number, _ in changes] != list(range(status.number + 1, run.number + 1)):
+            raise ArtifactUnavailable(
+                f"{run.model_id} was at change {run.number}, and the trainer's newest snapshot of it is from change "
+                f"{status.number}: go on from a checkpoint in a new run"
+            )
+        for number, request_id in changes:
             match self._journal.ask(request_id):
                 case Train(batch=batch):
                     await self._trainer.forward_backward(run.model_id, batch, number=number)
@@ -82,7 +94,15 @@ class Trainees:
                         raise NotFound(f"{path}, which {run.model_id} was loaded from, is gone", field="path")
                     folder = Path(saved.folder)
                     await self._trainer.load_state(run.model_id, folder, with_optimizer=optimizer, number=number)
-        await self._journal.forget_changes(run.model_id, status.number)
+        await self._trim(run)
+
+    async def _trim(self, run: RunRecord) -> None:
+        """Keep no longer what the trainer has on disk. What can't be written now is for the next time."""
+        durable = min(self._trainer.durable(run.model_id), run.number)
+        if durable > self._trimmed.get(run.model_id, 0):
+            with contextlib.suppress(JournalUnavailable, StorageFull):
+                await self._journal.forget_changes(run.model_id, durable)
+                self._trimmed[run.model_id] = durable
 
 
 def spec_of(run: RunRecord) -> PolicySpec:

@@ -24,6 +24,7 @@ from . import (
     pack,
     policy,
     publish,
+    recipe,
     status,
     up,
 )
@@ -47,6 +48,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(loadtest.app, name="loadtest")
+app.add_typer(recipe.app, name="recipe")
 
 
 @app.callback()

@@ -33,6 +33,7 @@ class ApiClient:
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise InvalidRequest(f"--url {url!r}: expected http://host:port", field="url")
         self.url = url.rstrip("/")
+        self.key = key
         self._host, self._port, self._secure = parts.hostname, parts.port, parts.scheme == "https"
         self._root = parts.path.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -53,6 +53,7 @@ class InstallPart(enum.StrEnum):
     RANKS = "ranks"
 
 
+DeviceOption = Annotated[Device, typer.Option(help="auto: a GPU where there is one.")]
 ScaleOption = Annotated[Scale, typer.Option(help="small: within five minutes. full: every size, more rounds.")]
 
 
@@ -97,7 +98,7 @@ def install(
     plot: Plot = None,
     seed: Seed = 1,
     engine: Annotated[Engine, typer.Option(help="The engine to load adapters into.")] = Engine.VLLM,
-    device: Annotated[Device, typer.Option(help="auto: a GPU where there is one.")] = Device.AUTO,
+    device: DeviceOption = Device.AUTO,
     part: Annotated[list[InstallPart] | None, typer.Option(help="What to measure.  [default: all]")] = None,
 ) -> None:
     """Adapters of 37,248 tensors into a running engine, beside stock loads: time, the longest gap, and equality."""
@@ -139,6 +140,30 @@ def burst(
 
     size = BaseSize(layers, experts) if layers else None
     _measure("burst", report, scale, seed=seed, size=size, plot=page, say=_say)
+
+
+@app.command("handoff")
+def handoff(
+    report: Json,
+    scale: ScaleOption = Scale.SMALL,
+    plot: Plot = None,
+    seed: Seed = 1,
+    device: DeviceOption = Device.AUTO,
+) -> None:
+    """From a step of training to the first token of it through a whole mesh, beside merging and reloading weights."""
+    _measure("handoff", report, scale, seed=seed, device=device.value, plot=plot, say=_say)
+
+
+@app.command("multipolicy")
+def multipolicy(
+    report: Json,
+    scale: ScaleOption = Scale.SMALL,
+    plot: Plot = None,
+    seed: Seed = 1,
+    device: DeviceOption = Device.AUTO,
+) -> None:
+    """Three policies one after another and at once: wall time and peak memory; and 50 that are resident."""
+    _measure("multipolicy", report, scale, seed=seed, device=device.value, plot=plot, say=_say)
 
 
 @app.command("scenario")

@@ -55,6 +55,9 @@ def up(
         list[str] | None, typer.Option(metavar="NAME=PATH", help="Start an engine for this base; repeat for more.")
     ] = None,
     backend: Annotated[Backend, typer.Option(help="What --base's engines are.")] = Backend.VLLM,
+    train: Annotated[
+        str, typer.Option(metavar="NAME", help="Train policies over this --base too: start a trainer of it.")
+    ] = "",
     slots: Annotated[int, typer.Option(min=1, help="Adapter slots of each engine of --base.")] = 8,
     max_rank: Annotated[int, typer.Option(min=1, help="Largest rank of --base's engines.")] = 16,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float32, ...")] = "auto",
@@ -71,17 +74,18 @@ def up(
     ] = False,
 ) -> None:
     """Start the mesh: registrar, sidecar, engines and gateway; restart what dies; until Ctrl-C or `roost down`."""
-    overrides = {
-        "state_dir": state_dir or session(context).state_dir or None,
-        "gateway.host": host,
-        "gateway.port": port,
-        "gateway.anonymous": True if allow_anonymous else None,
-    }
     shape = EngineConfig(
         base="", backend=backend.value, slots=slots, max_rank=max_rank, dtype=dtype, max_model_len=max_model_len,
         count=engines,
     )  # fmt: skip
     wanted = [_engine(text, shape) for text in base or ()]
+    overrides = {
+        **_trained(train, wanted),
+        "state_dir": state_dir or session(context).state_dir or None,
+        "gateway.host": host,
+        "gateway.port": port,
+        "gateway.anonymous": True if allow_anonymous else None,
+    }
     settled = with_engines(load(config or default_file(), os.environ, overrides), wanted)
     layout = Layout.of(settled.state_dir)
     layout.make()
@@ -119,6 +123,16 @@ def _engine(text: str, shape: EngineConfig) -> EngineConfig:
     if not Path(path).expanduser().is_dir():
         raise InvalidRequest(f"--base {name}: there is no folder {path}", field="base")
     return msgspec.structs.replace(shape, base=name, model_path=path)
+
+
+def _trained(name: str, engines: list[EngineConfig]) -> dict[str, object]:
+    """What --train sets: a trainer of the base that one of ``engines`` serves."""
+    if not name:
+        return {}
+    paths = [engine.model_path for engine in engines if engine.base == name]
+    if not paths:
+        raise InvalidRequest(f"--train {name}: no --base is called so", field="train")
+    return {"training.base": name, "training.trainer.model_path": paths[0]}
 
 
 def _foreground(config: RoostConfig, layout: Layout, *, keep_engines: bool) -> None:

@@ -1,4 +1,4 @@
-"""``make demo``: trains adapters, publishes them, serves them on a real engine, and checks every answer.
+"""``make demo``: trains policies, serves them on a real engine, and checks every answer.
 
 The environment's ENGINE says on which: vllm (the default) or sglang.
 """
@@ -11,23 +11,25 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from openai import OpenAI, OpenAIError
 from rich.rule import Rule
 
 from backends.process import free_port
+from ops.cli.client import ApiClient, policy_path
 from ops.cli.output import ERR, OUT
 from ops.layout import Layout
+from packer.revision import RevisionFile
+from packer.unpack import write_peft
 
 from .ask import Answer, Unexpected, ask
 from .paths import DemoPaths
-from .train import QUESTION, RANK, RECIPES
+from .styles import BASE, QUESTION, RANK, STYLES, TENANT
 
-BASE = "smollm2"
-TENANT = "demo"
 SECOND_REVISION = "pirate-polite"
-POLICIES = [name for name in RECIPES if name != SECOND_REVISION]
+POLICIES = [name for name in STYLES if name != SECOND_REVISION]
 CACHE = Path(".cache/demo")
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 
@@ -38,28 +40,29 @@ class Demo:
     def __init__(self, cache: DemoPaths, engine: str) -> None:
         self._cache = cache
         self._engine = engine
-        self._layout = Layout.of(str(cache.root / "mesh"))
+        self._layout = Layout.of(str(cache.mesh))
         self._url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ROOST_")}
-        self._environment = kept | {"ROOST_STATE_DIR": str(self._layout.root)}
+        self._environment = kept | {"ROOST_STATE_DIR": str(self._layout.root), "ROOST_TRAINING__TENANT": TENANT}
+        self._trains = any(not cache.adapter(name).is_dir() for name in STYLES)
 
     def run(self) -> None:
         """Raises Unexpected, or CalledProcessError of a command that failed."""
-        heading("1. Three LoRA adapters, and a second revision of one, by PEFT")
-        self._python("ops.demo.train", str(self._cache.root))
-        OUT.print(f"  {len(RECIPES)} adapters of rank {RANK} over one base, in {self._cache.root}")
+        heading("1. A small base model")
+        self._python("ops.demo.base", str(self._cache.base))
+        OUT.print(f"  in {self._cache.base}")
 
-        heading(f"2. The mesh: registrar, sidecar, an engine ({ENGINES[self._engine]}), gateway")
+        trainer = ", a trainer" if self._trains else ""
+        heading(f"2. The mesh: registrar, sidecar, an engine ({ENGINES[self._engine]}), gateway{trainer}")
         base = f"{BASE}={self._cache.base}"
         port = self._url.rpartition(":")[2]
         self._roost(
             "up", "--detach", "--base", base, "--backend", self._engine, "--max-rank", str(RANK),
-            "--max-model-len", "1024", "--port", port,
+            "--max-model-len", "1024", "--port", port, *(("--train", BASE) if self._trains else ()),
         )  # fmt: skip
 
-        heading("3. Each adapter becomes a policy")
-        for name in POLICIES:
-            self._publish(name, name, "--create-over", BASE)
+        heading("3. Three policies over it, trained at once" if self._trains else "3. Three policies over it")
+        self._make(*POLICIES)
         self._roost("policy", "list")
 
         heading("4. The same question to all of them, through the OpenAI SDK")
@@ -69,7 +72,7 @@ class Demo:
         first = {name: self._ask(client, name, kind=name, revision=1) for name in POLICIES}
 
         heading("5. A second revision: served from the next request on")
-        self._publish("pirate", SECOND_REVISION)
+        self._make(SECOND_REVISION)
         self._ask(client, "pirate", kind=SECOND_REVISION, revision=2)
         self._ask(client, "pirate@1", kind="pirate", revision=1)
 
@@ -88,7 +91,7 @@ class Demo:
         """End what an earlier run left, and start from an empty catalog."""
         if self._layout.run.is_dir():
             self._python("ops.cli", "down", quiet=True)
-            shutil.rmtree(self._layout.root)
+        shutil.rmtree(self._layout.root, ignore_errors=True)
 
     def stop(self) -> None:
         heading("8. Stopped, in order")
@@ -98,16 +101,40 @@ class Demo:
         policy = f"{TENANT}/{name.partition('@')[0]}"
         return ask(client, f"{TENANT}/{name}", QUESTION, kind=kind, served=f"{policy}@{revision}")
 
-    def _publish(self, policy: str, adapter: str, *options: str) -> None:
-        self._roost("publish", f"{TENANT}/{policy}", str(self._cache.adapter(adapter)), *options)
+    def _make(self, *names: str) -> None:
+        """A new revision in each of these styles: trained, or as an earlier run trained it."""
+        missing = [name for name in names if not self._cache.adapter(name).is_dir()]
+        for name in names:
+            if name not in missing:
+                policy = f"{TENANT}/{STYLES[name].policy}"
+                self._roost("publish", policy, str(self._cache.adapter(name)), "--create-over", BASE)
+        if missing:
+            key = {"ROOST_API_KEY": self._layout.admin_key.read_text().strip()}
+            self._python("ops.demo.train", str(self._cache.root), self._url, *missing, environment=key)
+            for name in missing:
+                self._keep(name)
+
+    def _keep(self, name: str) -> None:
+        """Unpack the latest revision of the style's policy into the cache."""
+        client = ApiClient(self._url, self._layout.admin_key.read_text().strip())
+        revision = client.call("GET", policy_path(f"{TENANT}/{STYLES[name].policy}"))["revisions"][-1]
+        (file,) = (path for path in self._layout.store.rglob(f"{revision['digest']}*") if path.is_file())
+        folder = self._cache.adapter(name)
+        part = folder.with_name(f"{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        write_peft(RevisionFile.open(file).buffer, part, base_model=BASE)
+        part.rename(folder)
 
     def _roost(self, *arguments: str) -> None:
         OUT.print(f"$ roost {shlex.join(arguments)}", style="dim", markup=False, soft_wrap=True)
         self._python("ops.cli", *arguments)
 
-    def _python(self, module: str, *arguments: str, quiet: bool = False) -> None:
+    def _python(
+        self, module: str, *arguments: str, quiet: bool = False, environment: Mapping[str, str] | None = None
+    ) -> None:
         output = subprocess.DEVNULL if quiet else None
-        subprocess.run([sys.executable, "-m", module, *arguments], env=self._environment, stdout=output, check=True)
+        given = self._environment | dict(environment or {})
+        subprocess.run([sys.executable, "-m", module, *arguments], env=given, stdout=output, check=True)
 
 
 def heading(text: str) -> None:

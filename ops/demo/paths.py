@@ -14,11 +14,16 @@ class DemoPaths:
     root: Path
 
     @property
+    def mesh(self) -> Path:
+        """The state of the demo's mesh, made anew by every run."""
+        return self.root / "mesh"
+
+    @property
     def base(self) -> Path:
         return self.root / f"base-{_recipe('base.py')}"
 
     def adapter(self, name: str) -> Path:
-        return self.root / f"{name}-{_recipe('base.py', 'train.py')}"
+        return self.root / f"{name}-{_recipe('base.py', 'styles.py', 'train.py')}"
 
 
 def _recipe(*sources: str) -> str:

@@ -68,7 +68,7 @@ class Mesh:
         self._deployment = derive(self._config, self._layout, fingerprints)
         yield self._spec(SIDECAR, "sidecar", self._deployment.sidecar, self._sidecar_answers)
         yield self._spec(GATEWAY, "gateway", self._deployment.gateway, self._gateway_answers, grace_s=10.0)
-        training = derive_training(self._config, self._layout)
+        training = derive_training(self._config, self._layout, fingerprints)
         if training is not None:
             if training.key_file:
                 await self._ensure_key(self._layout.training_key, (Scope.INVOKE,), "the training service's")
@@ -92,7 +92,7 @@ class Mesh:
             self._node.close()
 
     async def _register_bases(self) -> dict[str, str]:
-        """Fingerprint of each engine's base, registered where the catalog does not know it yet."""
+        """Fingerprint of each base that is served or trained, registered where the catalog does not know it yet."""
         fingerprints: dict[str, str] = {}
         for index, engine in enumerate(self._config.node.engines):
             if engine.base in fingerprints:
@@ -103,7 +103,7 @@ class Mesh:
                 fingerprints[engine.base] = self._known_fingerprint(engine.base, f"node.engines[{index}].base")
         trained = self._config.training.base
         if trained and trained not in fingerprints:
-            await self._register(trained, base_path(self._config))
+            fingerprints[trained] = await self._register(trained, base_path(self._config))
         return fingerprints
 
     async def _register(self, base: str, model_path: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from vllm.lora.layers.utils import LoRAMapping
@@ -17,6 +19,12 @@ SLOTS, RANK, WIDTH, VOCABULARY = 3, 4, 16, 32
 # adapters by id, in slots by place; 0 is the base
 IN_SLOTS: list[int | None] = [11, 12, 13]
 MIXED = (0, 12, 12, 0, 13, 0, 11, 0)
+
+
+@pytest.fixture
+def stock() -> dict[str, Any]:
+    """The kernels as they were before the patch."""
+    return {name: getattr(lora_ops, name).__wrapped__ for name in cpu_kernels.KERNELS}
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +53,7 @@ def _delta(token: int, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tor
 
 
 @pytest.mark.parametrize("is_prefill", [True, False])
-@pytest.mark.parametrize("tokens", [MIXED, (0, 0, 0), (11, 12), (0,), (0, 13)])
+@pytest.mark.parametrize("tokens", [MIXED, (0, 0, 0), (11, 12), (0,), (0, 13), (0, *[12] * 9, 13, *[11] * 8, 0)])
 def test_linear_layers_leave_the_base_alone(tokens: tuple[int, ...], is_prefill: bool) -> None:
     count = len(tokens)
     x, before, a, b = _tensors((count, WIDTH), (count, WIDTH), (SLOTS, 1, RANK, WIDTH), (SLOTS, 1, WIDTH, RANK))
@@ -101,6 +109,27 @@ def _check(
             assert torch.equal(after[row], before[row])
         else:
             torch.testing.assert_close(after[row], before[row] + _delta(token, x[row], a, b))
+
+
+@pytest.mark.parametrize("tokens", [(12,) * 6, (12, 12, 13, 11, 12, 13), (12,), (12,) * 9 + (13, 11) + (13,) * 7])
+def test_rows_are_what_the_stock_kernels_make_of_them(tokens: tuple[int, ...], stock: dict[str, Any]) -> None:
+    """In the engine's own dtype, for rows of one adapter and of several, wherever a kernel writes."""
+    count, slots = len(tokens), torch.tensor([IN_SLOTS.index(token) for token in tokens])
+    x, h, a, b = _tensors((count, WIDTH), (count, RANK), (SLOTS, 1, RANK, WIDTH), (SLOTS, 1, WIDTH, RANK))
+    a, b, x = a.bfloat16(), b.bfloat16(), x.bfloat16()
+    for name, inputs, weights, width, rest in (
+        ("bgmv_shrink", x, a, RANK, (0.5,)),
+        ("bgmv_expand", h, b, WIDTH, (True,)),
+        ("bgmv_expand", h, b, WIDTH - 2, (False,)),
+        ("bgmv_expand_slice", h, b, 2 * WIDTH, (3, WIDTH, True)),
+        ("bgmv_expand_slice", h, b, 2 * WIDTH, (3, WIDTH, False)),
+    ):
+        (before,) = _tensors((count, width))
+        dtype = torch.float32 if name == "bgmv_shrink" else torch.bfloat16
+        ours, theirs = before.to(dtype), before.to(dtype)
+        getattr(punica_cpu, name)(inputs, weights, ours, slots, *rest)
+        stock[name](inputs, weights, theirs, slots, *rest)
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_not_even_the_sign_of_a_zero_changes() -> None:

@@ -11,17 +11,6 @@ from tests.catalog.postgres.harness import PostgresCatalog
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """A real server, shared by the tests that don't end it."""
-    server = PostgresServer()
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
-
-
-@pytest.fixture(scope="session")
 def shared_database(postgres: PostgresServer) -> str:
     """The address of a database that each user empties first."""
     return postgres.database()

@@ -206,7 +206,7 @@ def test_every_tuning_of_a_process_can_be_configured() -> None:
         (NodeConfig, SidecarSettings, set()),
         (GatewayConfig, GatewaySettings, set()),
         # the gateway's
-        (TrainingConfig, TrainingSettings, {"anonymous", "max_generated_tokens"}),
+        (TrainingConfig, TrainingSettings, {"anonymous", "max_generated_tokens", "nodes_file", "transfers"}),
         (TrainerConfig, TrainerSettings, set()),
     ):
         offered = {field.name for field in msgspec.structs.fields(table)}

@@ -188,7 +188,7 @@ def test_a_trained_base_has_a_service_behind_the_gateway(tmp_path: Path) -> None
     engines = [{"base": "tiny", "model_path": "/models/tiny"}]
     training_table = {"base": "tiny", "trainer": {"tensor": 2}}
     config = check({"node": {"engines": engines}, "gateway": {"max_generated_tokens": 900}, "training": training_table})
-    training = derive_training(config, layout)
+    training = derive_training(config, layout, {"tiny": "f" * 64})
     assert training is not None
     gateway = derive(config, layout, {"tiny": "f" * 64}).gateway
     assert training.socket == gateway.training
@@ -196,9 +196,27 @@ def test_a_trained_base_has_a_service_behind_the_gateway(tmp_path: Path) -> None
     assert training.max_generated_tokens == gateway.max_generated_tokens == 900
     assert training.gateway_url == "http://127.0.0.1:8080"
     assert (training.trainer.model_path, training.trainer.tensor) == ("/models/tiny", 2)
+    assert training.trainer.fingerprint == "f" * 64
+    assert (training.journal, training.name) == ("", "local")
     assert training.key_file == str(layout.training_key)
     assert training.tokenizer == ""
-    assert derive_training(check({}), layout) is None
+    assert derive_training(check({}), layout, {}) is None
+
+
+def test_a_training_journal_is_where_the_registrars_is(tmp_path: Path) -> None:
+    layout = Layout.of(str(tmp_path))
+    fleet = {"registrar": {"journal": "postgresql://roost@db/roost"}, "node": {"name": "n1"}}
+    trained = {"base": "tiny", "trainer": {"model_path": "/models/tiny"}}
+    training = derive_training(check(fleet | {"training": trained}), layout, {})
+    assert training is not None
+    assert (training.journal, training.name) == ("postgresql://roost@db/roost", "n1")
+    own = trained | {"journal": "postgresql://roost@other/training", "name": "east"}
+    training = derive_training(check(fleet | {"training": own}), layout, {})
+    assert training is not None
+    assert (training.journal, training.name) == ("postgresql://roost@other/training", "east")
+    for field, value in (("journal", "postgresql://roost:secret@db/roost"), ("name", "A b")):
+        with pytest.raises(InvalidRequest, match=rf"training\.{field}"):
+            check({"training": trained | {field: value}})
 
 
 @pytest.mark.parametrize(

@@ -3,102 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 
-from backends.process import free_port, stop_recorded
-from ops.config import check
-from ops.layout import Layout
 from packer.revision import RevisionFile
 from tests.backends.megatron.bases import make_base
 from tests.gateway.training.rig import datum
 from tests.gateway.training.sdks import SDKS, environment, run_client
 from tests.models import make_tiny_base
 
-from .test_mesh import PATIENCE_S, Running, finish
+from .training_mesh import engine_of, trained
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(280)]
-TRAINER_S = 120.0
-
-
-class Client:
-    """Speaks the training API with the admin's key, and asks again as SDKs do."""
-
-    def __init__(self, running: Running) -> None:
-        self.running = running
-        self._url = running.mesh.url
-        headers = {"x-api-key": running.layout.admin_key.read_text().strip()}
-        self._http = aiohttp.ClientSession(headers=headers)
-
-    async def ask(self, path: str, body: Any) -> Any:
-        async with asyncio.timeout(TRAINER_S):
-            while True:
-                async with self._http.post(f"{self._url}/api/v1/{path}", json=body) as answer:
-                    if answer.status == 200:
-                        return await answer.json()
-                    assert answer.status in (408, 503), await answer.text()
-                await asyncio.sleep(0.1)
-
-    async def result(self, path: str, body: Any) -> Any:
-        accepted = await self.ask(path, body)
-        told = await self.ask("retrieve_future", {"request_id": accepted["request_id"]})
-        assert "error" not in told, told
-        return told
-
-    async def begin(self, policy: str, **lora: Any) -> tuple[str, str]:
-        """A session, and a run in it."""
-        session = (await self.ask("create_session", {"user_metadata": {"policy": policy}}))["session_id"]
-        new = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 4, **lora}}
-        return session, (await self.result("create_model", new))["model_id"]
-
-    async def train(self, run: str, seq: int, *data: dict[str, Any], forward_only: bool = False) -> Any:
-        given = {"data": list(data) or [datum()], "loss_fn": "cross_entropy"}
-        if forward_only:
-            return await self.result("forward", {"model_id": run, "seq_id": seq, "forward_input": given})
-        return await self.result("forward_backward", {"model_id": run, "seq_id": seq, "forward_backward_input": given})
-
-    async def show(self, policy: str) -> Any:
-        async with self._http.get(f"{self._url}/roost/v1/policies/{policy}") as answer:
-            return await answer.json()
-
-    async def close(self) -> None:
-        await self._http.close()
-
-
-@contextlib.asynccontextmanager
-async def trained(folder: Path, base: Path, **more: Any) -> AsyncIterator[Client]:
-    """A client of a mesh that trains ``base``."""
-    pytest.importorskip("megatron.core")
-    trainer = {"model_path": str(base), "device": "cpu", "threads": 1}
-    config = check(
-        {
-            "state_dir": str(folder / "state"),
-            "gateway": {"port": free_port("127.0.0.1")},
-            "training": {"base": "tiny", "trainer": trainer, "revision_dtype": "F32"},
-            **more,
-        }
-    )
-    layout = Layout.of(config.state_dir)
-    layout.make()
-    running = Running(config, layout)
-    try:
-        await running.until(running.all_ready, PATIENCE_S)
-        client = Client(running)
-        try:
-            yield client
-        finally:
-            await client.close()
-    finally:
-        await finish(running)
-        stop_recorded(layout.run, grace_s=5.0)
 
 
 async def test_a_run_is_trained_saved_published_and_outlives_its_service(tmp_path: Path) -> None:
@@ -128,13 +48,6 @@ async def test_a_run_is_trained_saved_published_and_outlives_its_service(tmp_pat
         store = client.running.layout.store
         (file,) = [path for path in store.rglob("*") if path.name.startswith(revision["digest"])]
         assert RevisionFile.open(file).facts().digest == revision["digest"]
-
-
-def engine_of(base: Path) -> dict[str, Any]:
-    return {
-        "name": "tiny-0", "base": "tiny", "model_path": str(base), "dtype": "float32", "max_model_len": 256,
-        "slots": 2, "max_rank": 8, "kv_cache_bytes": 1 << 26,
-    }  # fmt: skip
 
 
 async def test_what_is_sampled_is_what_was_trained(tmp_path: Path) -> None:
@@ -199,7 +112,9 @@ async def test_the_stock_sdks_on_the_real_thing_with_kills_in_the_middle(tmp_pat
             seen = await run_client(interpreter, module, running.mesh.url, secret, at_half=kill, rate=0.01)
             assert (seen["many"], seen["newest"], seen["base"]) == (2500, 1, 3)
             assert len(set(seen["through a crash"])) == 1
-            assert seen["scores"] == seen["prompt"]
+            assert seen["scores"][0] is seen["prompt"][0] is None
+            # what an engine rounds depends on what else it has to do
+            np.testing.assert_allclose(seen["scores"][1:], seen["prompt"][1:], atol=1e-5)
             assert [len(tokens) for tokens in seen["tokens"]] == [3, 3]
         shown = await client.show("default/taught")
         assert shown["latest"] == 2 * len(SDKS)

@@ -9,11 +9,13 @@ from sidecar.effects import (
     Answer,
     AnyEffect,
     CancelFetch,
+    CancelPull,
     ClearExtent,
     EngineCall,
     ReadInstalled,
     StartFetch,
     StartInstall,
+    StartPull,
     StartRemove,
 )
 from sidecar.events import (
@@ -92,13 +94,14 @@ def settings(engine_count: int = 1, **changes: object) -> SidecarSettings:
 
 
 class Bench:
-    """``answers`` by ask; ``fetches`` and ``calls`` are what is under way, by digest and by engine."""
+    """``answers`` by ask; ``fetches``, ``pulls`` and ``calls`` are under way, by digest, by transfer and by engine."""
 
     def __init__(self, engines: int = 1, slots: int = 2, *, up: bool = True, **changes: object) -> None:
         self.machine = Machine(settings(engines, **changes))
         self.now = 1000.0
         self.answers: dict[int, Granted | Refused] = {}
         self.fetches: dict[str, StartFetch] = {}
+        self.pulls: dict[str, StartPull] = {}
         self.calls: dict[str, EngineCall] = {}
         self.history: list[AnyEffect] = []
         self._asks = 0
@@ -284,8 +287,11 @@ class Bench:
         elif isinstance(effect, StartFetch):
             assert effect.digest not in self.fetches, "fetched twice at once"
             self.fetches[effect.digest] = effect
+        elif isinstance(effect, StartPull):
+            assert effect.transfer not in self.pulls, "pulled twice at once"
+            self.pulls[effect.transfer] = effect
         elif isinstance(effect, EngineCall):
             assert effect.engine not in self.calls, "two calls at once"
             self.calls[effect.engine] = effect
         else:
-            assert isinstance(effect, ClearExtent | CancelFetch)
+            assert isinstance(effect, ClearExtent | CancelFetch | CancelPull)

@@ -42,6 +42,7 @@ from sidecar.events import (
     RevisionOffered,
     Tick,
 )
+from sidecar.extents import Extent
 from sidecar.machine import Machine
 from sidecar.report import residencies
 from sidecar.state import Changes
@@ -134,7 +135,7 @@ class NodeModel(RuleBasedStateMachine):
         elif isinstance(effect, StartFetch):
             assert effect.digest not in self.fetches, "one fetch at a time for a digest"
             self.fetches[effect.digest] = effect
-            self.place(effect)
+            self.place(effect.digest, effect.extent)
         elif isinstance(effect, CancelFetch):
             assert self.fetches[effect.digest].extent.generation == effect.generation
             assert effect.generation not in self.cancelled, "told to end once"
@@ -155,11 +156,11 @@ class NodeModel(RuleBasedStateMachine):
     def asked_before(self, request: Acquire) -> bool:
         return (request.gateway, request.lease) in self.held
 
-    def place(self, effect: StartFetch) -> None:
-        start, end = effect.extent.offset, effect.extent.offset + effect.extent.length
+    def place(self, name: str, extent: Extent) -> None:
+        start, end = extent.offset, extent.offset + extent.length
         for other, (from_, to) in self.extents.items():
             assert end <= from_ or to <= start, f"overwrites the bytes of {other}"
-        self.extents[effect.digest] = start, end
+        self.extents[name] = start, end
 
     def clear(self, effect: ClearExtent) -> None:
         assert effect.digest not in self.fetches, "evicted while it is fetched"

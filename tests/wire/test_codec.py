@@ -16,8 +16,12 @@ from wire.events import AnyEvent, Event
 from wire.node import Acquire, AnswerOfNode, AskOfNode, ReportOfNode
 from wire.outcomes import InvalidRequest, TooLarge
 from wire.registrar import AnyAnswer, AnyCommand
+from wire.transfer import AnswerOfTransfer, AskOfTransfer, OfferOfTrainer
 
-UNIONS = [AskOfNode, AnswerOfNode, ReportOfNode, AnyCommand, AnyAnswer, Event, AnyEvent]
+UNIONS = [
+    AskOfNode, AnswerOfNode, ReportOfNode, AnyCommand, AnyAnswer, Event, AnyEvent,
+    OfferOfTrainer, AskOfTransfer, AnswerOfTransfer,
+]  # fmt: skip
 MESSAGES = [(union, kind) for union in UNIONS for kind in typing.get_args(union) or (union,)]
 
 

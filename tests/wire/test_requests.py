@@ -74,7 +74,7 @@ async def test_an_ask_without_an_answer_ends_at_its_deadline(endpoint: str) -> N
         with pytest.raises(DeadlinePassed, match=r"within 0\.05 s"):
             await client.request(Silence(), timeout_s=0.05)
         with pytest.raises(DeadlinePassed, match=r"within 0\.001 s"):
-            await client.request(Number(1), timeout_s=1e-7)
+            await client.request(Silence(), timeout_s=1e-7)
         with pytest.raises(DeadlinePassed):
             await client.request(Number(1), timeout_s=0.0)
         assert client.in_flight == 0

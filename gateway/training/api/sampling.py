@@ -30,6 +30,7 @@ async def create_sampling_session(request: web.Request) -> web.Response:
     session = own_session(request, asker, new.session_id)
     record = _sampler_of(request, session, new)
     await shared.journal.open_sampler(record)
+    shared.retention.bound(record)
     return answer({"type": "create_sampling_session", "sampling_session_id": record.sampler_id})
 
 
@@ -55,6 +56,7 @@ async def asample(request: web.Request) -> web.Response:
     accepted = await shared.journal.accept_sample(record.sampler_id, given.seq_id, record.tenant, ask)
     if accepted.new:
         shared.samples.admit(accepted.operation)
+    shared.retention.used(record)
     request_id = accepted.operation.request_id
     names = [f"{request_id}-{number}" for number in range(ask.count)]
     return answer({"request_id": request_id, "sample_sequence_ids": names})

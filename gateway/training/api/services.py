@@ -15,6 +15,7 @@ from gateway.training.futures import Futures
 from gateway.training.journal import Journal
 from gateway.training.lines import Lines
 from gateway.training.records import RunRecord, SessionRecord
+from gateway.training.retention import Retention
 from gateway.training.sampling import Samples
 from gateway.training.settings import TrainingSettings
 from gateway.training.trainees import Trainees
@@ -35,6 +36,7 @@ class Services:
     trainees: Trainees
     lines: Lines
     samples: Samples
+    retention: Retention
     futures: Futures
 
     def tenant_of(self, caller: Caller) -> str:

@@ -81,6 +81,7 @@ async def finish_session(request: web.Request) -> web.Response:
     shared = services(request)
     for run in await shared.journal.finish(session.session_id, asked.reason.type):
         shared.lines.end(run.model_id)
+    shared.retention.finished(session.session_id)
     return answer({"type": "finish_session"})
 
 

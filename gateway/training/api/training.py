@@ -66,6 +66,7 @@ async def create_model(request: web.Request) -> web.Response:
         raise InvalidRequest("lora_config is missing: only adapters are trained here", field="lora_config")
     _check_optimizer(new.optimizer_config)
     lora = new.lora_config
+    _check_unembed(lora, refused=settings.refuse_unembed)
     policy = _policy_of(asker, session, new.model_seq_id, new.user_metadata)
     ask = CreateRun(
         base=new.base_model, rank=lora.rank, seed=lora.seed, attention=lora.train_attn, mlp=lora.train_mlp,
@@ -325,6 +326,15 @@ def _policy_of(asker: Caller, session: SessionRecord, number: int, metadata: dic
         raise InvalidRequest(f"the policy {policy} is not of tenant {session.tenant}", field="user_metadata")
     asker.require(Scope.PUBLISH, tenant)
     return policy
+
+
+def _check_unembed(lora: bodies.LoraConfig, *, refused: bool) -> None:
+    """Every SDK wants the unembedding trained unless it is told otherwise, and it is left out then."""
+    if lora.train_unembed and (refused or not (lora.train_attn or lora.train_mlp)):
+        raise InvalidRequest(
+            "train_unembed is true, and the unembedding is not trained here: create the run with train_unembed=False",
+            field="train_unembed",
+        )
 
 
 def _check_optimizer(config: bodies.OptimizerConfig | None) -> None:

@@ -14,7 +14,7 @@ from tests.backends.megatron.bases import mixed_batch, resident, settings_for, s
 from tests.backends.megatron.test_policies import ADAM, ONE, TWO, Policy, train_alone
 from tests.backends.megatron.trainers import LocalRanks, exported, local_trainer
 from wire.node import Health
-from wire.outcomes import ArtifactUnavailable, EngineFailed
+from wire.outcomes import ArtifactUnavailable, EngineFailed, Unfit
 from wire.trainer import CreatePolicy, ExportLayers, ForwardBackward, LoadState, OptimStep, PolicySpec, SaveState
 
 
@@ -136,6 +136,47 @@ async def test_a_snapshot_that_was_tampered_with_is_not_restored(bases: dict[str
     async with local_trainer(bases["qwen3"], home) as trainer:
         with pytest.raises(ArtifactUnavailable, match="digest differs"):
             await trainer.create_policy(ONE)
+
+
+async def test_what_was_trained_over_another_base_is_refused(bases: dict[str, Path], tmp_path: Path) -> None:
+    home, saved = tmp_path / "trainer", tmp_path / "saved"
+    async with local_trainer(bases["qwen3"], home, fingerprint="a" * 64) as trainer:
+        await trainer.create_policy(ONE)
+        await trainer.forward_backward("one", sft_batch(), number=1)
+        await trainer.optim_step("one", ADAM, number=2)
+        await trainer.save_state("one", saved, with_optimizer=True)
+    async with local_trainer(bases["qwen3"], home, fingerprint="b" * 64) as trainer:
+        with pytest.raises(Unfit, match=r"a{64}, and b{64} is trained here") as refused:
+            await trainer.create_policy(ONE)
+        assert refused.value.field == "base"
+        await trainer.create_policy(TWO)
+        with pytest.raises(Unfit, match=r"the base with fingerprint a{64}"):
+            await trainer.load_state("two", saved, with_optimizer=True, number=1)
+        assert (await trainer.forward_backward("two", sft_batch(), number=1)).loss > 0
+    async with local_trainer(bases["qwen3"], home, fingerprint="a" * 64) as trainer:
+        assert (await trainer.create_policy(ONE)).number == 2
+
+
+async def test_a_caller_is_told_what_is_on_disk(bases: dict[str, Path], tmp_path: Path) -> None:
+    home = tmp_path / "trainer"
+    async with local_trainer(bases["qwen3"], home, snapshot_after_bytes=5000) as trainer:
+        await trainer.create_policy(ONE)
+        policy = Policy(trainer, "one")
+        assert trainer.durable("one") == 0
+        seen = []
+        for step in range(8):
+            await policy.learn(sft_batch(step))
+            await policy.step()
+            seen.append(trainer.durable("one"))
+            assert trainer._snapshots.folder("one", seen[-1]).exists() or not seen[-1]
+        assert 0 < seen[-1] <= policy.number
+        assert seen == sorted(seen)
+        await trainer.save_state("one", tmp_path / "saved", with_optimizer=True)
+        await trainer.load_state("one", tmp_path / "saved", with_optimizer=True, number=policy.number + 1)
+        assert trainer.durable("one") == policy.number + 1
+    async with local_trainer(bases["qwen3"], home) as trainer:
+        assert trainer.durable("one") == 0
+        assert (await trainer.create_policy(ONE)).number == trainer.durable("one") == policy.number + 1
 
 
 async def test_snapshots_bound_the_replay(bases: dict[str, Path], tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ class FakeTrainer:
         self._folder = folder / "snapshots"
         self._every = snapshot_every
         self._states: dict[str, State] = {}
+        self._durable: dict[str, int] = {}
         self._one_at_a_time = asyncio.Lock()
 
     async def start(self) -> None:
@@ -101,7 +102,11 @@ class FakeTrainer:
             file = self._folder / spec.policy
             state = msgspec.json.decode(file.read_bytes(), type=State) if file.exists() else State(spec)
             self._states[spec.policy] = state
+            self._durable[spec.policy] = state.number
         return PolicyStatus(policy=spec.policy, number=state.number, step=state.step, parameters=SIZE)
+
+    def durable(self, policy: str) -> int:
+        return self._durable[policy]
 
     async def forward_backward(self, policy: str, batch: Batch, *, number: int) -> Outputs:
         async with self._one_at_a_time:
@@ -194,6 +199,7 @@ class FakeTrainer:
         draft = self._folder / f".{state.spec.policy}"
         draft.write_bytes(msgspec.json.encode(state))
         draft.replace(self._folder / state.spec.policy)
+        self._durable[state.spec.policy] = state.number
 
     def _run(self, state: State, batch: Batch) -> tuple[Outputs, list[float]]:
         began = time.monotonic()

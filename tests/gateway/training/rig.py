@@ -68,7 +68,10 @@ async def completion(engine: StubEngine, request: web.Request, body: dict[str, A
 
 
 class Rig:
-    """Use as an async context manager. ``crash`` and ``restart`` end one life of the service and begin the next."""
+    """Use as an async context manager. ``crash`` and ``restart`` end one life of the service and begin the next.
+
+    ``given`` are settings of the next one.
+    """
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
@@ -77,7 +80,7 @@ class Rig:
         self.mesh.engine.scripts = Always(completion)
         self.trainer: FakeTrainer
         self.service: TrainingService
-        self._given = settings
+        self.given = settings
         self._stack = contextlib.AsyncExitStack()
         self._served = False
 
@@ -97,8 +100,14 @@ class Rig:
     def url(self) -> str:
         return self.mesh.url
 
-    def settings(self) -> TrainingSettings:
-        given: dict[str, Any] = {"anonymous": True, "poll_s": 5.0} | self._given
+    def settings(self, **more: Any) -> TrainingSettings:
+        given: dict[str, Any] = {
+            "anonymous": True,
+            "poll_s": 5.0,
+            "name": "here",
+            "map_bytes": 1 << 28,
+            "state_dir": str(self.folder / "training"),
+        }
         return TrainingSettings(
             base=BASE,
             trainer=TrainerSettings(name="fake", model_path="", backend="fake"),
@@ -107,10 +116,8 @@ class Rig:
             catalog_dir=str(self.folder / "catalog"),
             store_dir=str(self.folder / "store"),
             registrar_endpoint=f"ipc://{self.folder}/registrar.sock",
-            state_dir=str(self.folder / "training"),
             log_dir=str(self.folder),
-            map_bytes=1 << 28,
-            **given,
+            **(given | self.given | more),
         )
 
     async def restart(self) -> None:
@@ -120,11 +127,15 @@ class Rig:
             self.trainer = FakeTrainer(settings.trainer, self.folder / "trainer")
             return self.trainer
 
+        self.service = await TrainingService.start(self.settings(), make=make, catalog=self.catalog_source())
+        self._served = True
+
+    def catalog_source(self) -> CatalogSource:
+        """This process's one view of the catalog."""
         view = CatalogView(self.mesh.catalog.environment)
         source = CatalogSource(self.folder, open_view=lambda _: view)
         source.close = lambda: None  # type: ignore[method-assign]
-        self.service = await TrainingService.start(self.settings(), make=make, catalog=source)
-        self._served = True
+        return source
 
     async def end(self) -> None:
         """End it in good order."""

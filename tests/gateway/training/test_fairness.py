@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.training.fairness import Shares, Turns
+from gateway.training.fairness import Shares, Stage, Turns
 
 from .rig import Rig
 
@@ -145,3 +145,40 @@ async def test_two_runs_share_the_trainer_by_its_time(rig: Rig) -> None:
     third = [place for place, policy in enumerate(order) if policy == long][2]
     assert order[:third].count(short) >= 4
     assert [number for policy, _, number in rig.trainer.log if policy == short] == list(range(1, 21))
+
+
+async def test_a_run_finishes_its_step_before_the_next_one_begins(rig: Rig) -> None:
+    """Else all finish together, and while all their clients sample, nothing trains."""
+    session = await rig.session()
+    runs = [await rig.run(session, place) for place in range(3)]
+    rig.trainer.pause_s = 0.5
+    asked = []
+    for run in runs:
+        asked += [await rig.train(run, 1), await rig.step(run, 2), await rig.train(run, 3), await rig.step(run, 4)]
+    for accepted in asked:
+        await rig.result(accepted)
+    order = [(policy, kind) for policy, kind, _ in rig.trainer.log]
+    steps = [place for place, (_, kind) in enumerate(order) if kind == "optim_step"]
+    assert len(steps) == 6
+    assert all(order[place - 1] == (order[place][0], "forward_backward") for place in steps)
+    assert sorted(policy for policy, _ in order[:6:2]) == sorted(runs)
+
+
+async def test_a_step_that_is_finished_holds_up_nobody() -> None:
+    """Who comes with the next batch instead of the optimiser's step waits like anybody else."""
+    clock = Clock()
+    turns = Turns(grace_s=60.0, sure_grace_s=60.0, clock=clock)
+    order: list[str] = []
+
+    async def work(name: str, *stages: Stage) -> None:
+        left = list(stages)
+        for stage in stages:
+            async with turns.turn(name, stage, lambda: len(left) > 1):
+                order.append(f"{name}{left[0].value}")
+                await asyncio.sleep(0.001)
+                clock.now += 1.0
+            left.pop(0)
+
+    batch, step = Stage.GRADIENTS, Stage.OPTIMISER
+    await asyncio.wait_for(asyncio.gather(work("a", batch, batch, step, step), work("b", batch, step)), 20)
+    assert order == ["a0", "b0", "b1", "a0", "a1", "a1"]

@@ -380,3 +380,23 @@ async def test_without_a_training_service_the_gateway_says_so(rig: Rig) -> None:
     assert told.status == 503
     await rig.restart()
     assert (await rig.ask("create_session")).status == 200
+
+
+async def test_a_run_that_wants_the_unembedding_is_made_of_the_rest_or_refused(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        session = await rig.session()
+        run = await rig.run(session, lora_config={"rank": 4, "train_unembed": True, "train_mlp": False})
+        record = rig.service.journal.run(run)
+        assert record is not None and record.targets == ("q", "k", "v", "o")
+        alone = {"rank": 4, "train_unembed": True, "train_mlp": False, "train_attn": False}
+        new = {"session_id": session, "model_seq_id": 1, "base_model": BASE, "lora_config": alone}
+        told = await rig.ask("create_model", new)
+        assert (told.status, told.json["category"]) == (400, "user")
+        assert "train_unembed is true" in told.json["error"]
+        await rig.end()
+        rig.given["refuse_unembed"] = True
+        await rig.restart()
+        told = await rig.ask("create_model", new | {"lora_config": {"rank": 4}})
+        assert told.status == 400
+        assert "train_unembed=False" in told.json["error"]
+        await rig.run(session, 1, lora_config={"rank": 4, "train_unembed": False})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,18 @@ from tests.gateway.mesh import until
 from tests.gateway.stub_engine import never_answer
 
 from .rig import Rig, datum
+
+
+@pytest.fixture(params=["lmdb", "postgres"])
+async def rig(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Rig]:
+    """Over a journal in the one place or the other."""
+    async with Rig(tmp_path, journal=journal_of(request, request.param)) as rig:
+        yield rig
+
+
+def journal_of(request: pytest.FixtureRequest, kind: str) -> str:
+    """The address of a new journal, where it has one."""
+    return "" if kind == "lmdb" else request.getfixturevalue("postgres").database()
 
 
 async def test_operations_under_way_are_gone_on_with(rig: Rig) -> None:
@@ -94,6 +107,31 @@ async def test_what_the_trainer_has_on_disk_is_kept_no_longer(rig: Rig) -> None:
     assert [number for number, _ in rig.service.journal.changes(run, 0)] == [4, 5]
 
 
+async def test_what_the_trainer_has_on_disk_is_kept_no_longer_while_it_runs(rig: Rig) -> None:
+    run = await rig.run(await rig.session())
+    for seq in range(1, 9):
+        await rig.result(await rig.train(run, seq))
+    # its snapshots are of changes 3 and 6
+    assert [number for number, _ in rig.service.journal.changes(run, 0)] == [7, 8]
+    await rig.crash()
+    await rig.restart()
+    stepped = await rig.result(await rig.step(run, 9))
+    assert stepped["metrics"]["grad_norm:mean"] == pytest.approx(8 * 3**0.5)
+
+
+async def test_a_run_whose_snapshot_is_lost_fails_and_says_why(rig: Rig) -> None:
+    run = await rig.run(await rig.session())
+    for seq in range(1, 9):
+        await rig.result(await rig.train(run, seq))
+    await rig.crash()
+    (rig.folder / "trainer" / "snapshots" / run).unlink()
+    await rig.restart()
+    told = await rig.result(await rig.step(run, 9))
+    assert told["category"] == "server"
+    assert f"{run} was at change 8, and the trainer's newest snapshot of it is from change 0" in told["error"]
+    assert rig.trainer.log == []
+
+
 async def test_runs_that_were_to_end_end_in_the_next_life(rig: Rig) -> None:
     session = await rig.session()
     run = await rig.run(session)
@@ -111,7 +149,7 @@ async def test_a_dead_trainer_fails_nothing_that_was_acknowledged(rig: Rig) -> N
     await rig.result(await rig.train(run, 1))
     rig.trainer.detail = "no ranks"
     late = await rig.step(run, 2)
-    assert await asyncio.wait_for(rig.service.died(), 10) == "no ranks"
+    assert await asyncio.wait_for(rig.service.died(), 10) == "the trainer is dead: no ranks"
     await rig.crash()
     await rig.restart()
     assert (await rig.result(late))["metrics"]["step:max"] == 1
@@ -179,14 +217,17 @@ async def train_and_publish(rig: Rig, turns: int) -> list[Any]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [4, pytest.param(50, marks=pytest.mark.soak)])
-async def test_kills_at_random_points_lose_nothing_and_do_nothing_twice(tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize("kind", ["lmdb", "postgres"])
+async def test_kills_at_random_points_lose_nothing_and_do_nothing_twice(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, count: int
+) -> None:
     """Results and revisions are those of a life without them."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     async with Rig(tmp_path / "a") as calm:
         expected = await train_and_publish(calm, 4 * count)
         digests = published(calm)
-    async with Rig(tmp_path / "b") as rig:
+    async with Rig(tmp_path / "b", journal=journal_of(request, kind)) as rig:
         await rig.end()
         process = Process(rig)
         await process.start()

@@ -1,0 +1,1 @@
+"""What the benchmarks of training have in common: a base, a mesh that trains and serves it, a client, memory."""

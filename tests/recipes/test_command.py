@@ -1,0 +1,83 @@
+"""``roost recipe``, without a mesh: what is wrong is told in a line, before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+pytest.importorskip("tinker")
+
+import msgspec
+
+from recipes.config import Search, Sft
+from recipes.course import Course
+from recipes.display import Bar, bars
+from recipes.report import report_run, report_search
+from recipes.search import Halving
+from recipes.sft import Supervised
+from tests.ops.command import Roost
+from tests.ops.conftest import roost
+from tests.ops.stub_gateway import stub_gateway
+
+from .fake_service import TEXT, Service
+from .items import Silent, config, items, write
+
+__all__ = ["roost"]
+
+ANSWERS = {"GET /v1/models": (200, {"data": []})}
+
+
+def test_a_configuration_that_is_wrong_is_told(roost: Roost, tmp_path: Path) -> None:
+    with stub_gateway(ANSWERS) as gateway:
+        absent = roost("recipe", "sft", "none.toml", cwd=tmp_path, url=gateway.url)
+        (tmp_path / "dpo.toml").write_text('base = "tiny"\npolicy = "p"\nbetta = 1.0\n')
+        wrong = roost("recipe", "dpo", "dpo.toml", cwd=tmp_path, url=gateway.url)
+        (tmp_path / "search.toml").write_text("rounds = 3\n")
+        search = roost("recipe", "search", "search.toml", cwd=tmp_path, url=gateway.url)
+    assert (absent.returncode, wrong.returncode, search.returncode) == (2, 2, 2)
+    assert "none.toml: No such file or directory" in absent.stderr
+    assert "unknown field `betta`" in wrong.stderr
+    assert "rounds" in search.stderr
+
+
+def test_a_gateway_that_does_not_answer_is_told_at_once(roost: Roost, tmp_path: Path) -> None:
+    done = roost("recipe", "grpo", "grpo.toml", cwd=tmp_path, url="http://127.0.0.1:9")
+    assert done.returncode == 3
+
+
+def test_only_a_base_that_is_served_is_trained(roost: Roost, tmp_path: Path) -> None:
+    done = roost("up", "--train", "tiny", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "error: --train tiny: no --base is called so\n")
+
+
+async def test_steps_and_evaluations_are_shown(tmp_path: Path) -> None:
+    given = config(Sft, tmp_path, steps=2)
+    console = Console(force_terminal=True, width=160, record=True, file=(tmp_path / "shown").open("w"))
+    with bars(console) as progress:
+        await Course(Supervised(given, TEXT), given, Service(), Bar(progress, given)).run()
+    shown = console.export_text()
+    assert "taught  step 0, held out: loss" in shown and "taught  step 2, held out: loss" in shown
+    assert "2/2" in shown and "tokens per s" in shown
+
+
+async def test_a_report_has_what_was_before_and_after(tmp_path: Path) -> None:
+    given = config(Sft, tmp_path, steps=3)
+    course = Course(Supervised(given, TEXT), given, Service(), Silent())
+    before, after = await course.run()
+    file = tmp_path / "report.json"
+    report_run(file, course.folder)
+    told = msgspec.json.decode(file.read_bytes())
+    assert told["environment"]["seed"] == given.seed
+    assert len(told["samples"]["steps"]) == told["summary"]["steps"] == 3
+    assert told["summary"]["gain_loss"] == pytest.approx(after["loss"] - before["loss"])
+
+    test = write(tmp_path / "test.jsonl", items(300, 10))
+    space = {"learning_rate": (1e-4, 0.1)}
+    search = Search(sft=config(Sft, tmp_path), space=space, rounds=(1, 2), metric="loss", test=test)
+    found = await Halving(search, Service(), TEXT, lambda _: Silent()).run()
+    report_search(file, found, seed=0)
+    summary = msgspec.json.decode(file.read_bytes())["summary"]
+    assert (summary["candidates"], summary["winner"]) == (2, "taught-1")
+    assert summary["gain_loss"] == found.winner_figures["loss"] - found.median_figures["loss"]
