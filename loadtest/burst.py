@@ -21,12 +21,16 @@ import numpy as np
 from backends.interface import EngineSettings, Health
 from backends.registry import make_backend
 from backends.vllm.client import VllmClient
+from catalog.names import parse_reference
+from catalog.view import CatalogView
+from ops.layout import Layout
 from packer.shape import BaseShape
 from wire.outcomes import EngineFailed
 
 from .base_model import PLAIN_TOKENS, PUBLISHED, BaseSize, write_base
 from .deployment import BASE, EngineMesh
 from .generator import Generator, Sample, completion
+from .lease import LeaseClient
 from .pack import write_adapter
 from .page import Chart, Line, write_page
 from .report import environment, percentile, write_report
@@ -37,6 +41,7 @@ _CONTEXT, _STREAM_TOKENS, _STREAM_LEAD_S = 8192, 8000, 2.0
 # more than the loads in flight and the queue behind them take
 _OVER_THE_BOUND = 40
 _QUEUED = 64
+_LOADS_S = 120.0
 # a tenant may take only a part of the queue
 _TENANTS = 8
 
@@ -99,7 +104,16 @@ class _Run:
     async def run(self) -> dict[str, Any]:
         found: dict[str, Any] = {
             name: []
-            for name in ("cold", "warm", "stock_cold", "stock_warm", "quiet_gap_s", "loading_gap_s", "warm_gap_s")
+            for name in (
+                "cold",
+                "warm",
+                "stock_cold",
+                "stock_warm",
+                "quiet_gap_s",
+                "loading_gap_s",
+                "asking_gap_s",
+                "warm_gap_s",
+            )
         }
         stock = _StockEngine(self._root, self._base, self._plan)
         self._say("starting the stock engine")
@@ -125,13 +139,26 @@ class _Run:
         return found
 
     async def _beside_a_stream(self, found: dict[str, Any]) -> None:
-        """A base stream's longest gap: alone, while policies load whose requests are as short as can be, and beside
-        the same number of whole requests that are warm."""
+        """A base stream's longest gap: alone, while policies load, while others load for requests that are as short as
+        can be, and beside the same number of whole requests that are warm."""
         self._say("a base stream beside loads")
+        others = self._names[-self._plan.policies :]
         policies = await self._publish(self._plan.policies)
         found["quiet_gap_s"].append(await self._gap_beside(lambda: asyncio.sleep(2.0)))
-        found["loading_gap_s"].append(await self._gap_beside(lambda: self._one_each(policies, prompt=1, tokens=1)))
+        found["loading_gap_s"].append(await self._gap_beside(lambda: self._loads(policies)))
+        found["asking_gap_s"].append(await self._gap_beside(lambda: self._one_each(others, prompt=1, tokens=1)))
         found["warm_gap_s"].append(await self._gap_beside(lambda: self._one_each(policies)))
+
+    async def _loads(self, policies: Sequence[str]) -> None:
+        """All at once, and no requests."""
+        layout = Layout.of(str(self._mesh.state))
+        view, client = CatalogView.open(layout.catalog), LeaseClient(layout.socket("node"))
+        try:
+            resolved = [view.resolve(parse_reference(policy)) for policy in policies]
+            client.release(*await asyncio.gather(*(client.acquire(one, _LOADS_S) for one in resolved)))
+        finally:
+            client.close()
+            view.close()
 
     async def _gap_beside(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> float:
         request = completion(BASE, prompt=self._prompt(PROMPT), tokens=_STREAM_TOKENS)
@@ -283,6 +310,7 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
         "stock_ttft_cold_over_warm_p95": _ratio(found["stock_cold"], found["stock_warm"], "first_token_s"),
         "stock_total_cold_over_warm_p95": _ratio(found["stock_cold"], found["stock_warm"], "total_s"),
         "base_gap_over_quiet": _median_ratio(found["loading_gap_s"], found["quiet_gap_s"]),
+        "base_gap_beside_first_requests_over_quiet": _median_ratio(found["asking_gap_s"], found["quiet_gap_s"]),
         "base_gap_beside_warm_requests_over_quiet": _median_ratio(found["warm_gap_s"], found["quiet_gap_s"]),
         "single_flight_fetches": found["single_flight_fetches"],
         "single_flight_installs": found["single_flight_installs"],

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import uvloop
 
 from catalog.names import parse_reference
@@ -20,6 +19,7 @@ from .deployment import StubbedMesh
 from .report import environment, percentile, write_report
 
 POLICY = "bench/hot"
+_GATEWAY = "bench"
 _STAND_IN = {"engine": "loadtest.stub_engine: the adapter is in a slot that no model reads"}
 
 
@@ -37,22 +37,42 @@ def run(file: Path, *, small: bool, seed: int) -> dict[str, Any]:
     return summary
 
 
-async def _measure(endpoint: str, resolution: Resolution, rounds: int) -> list[float]:
-    """Acquire and release, one after another; microseconds of each acquire."""
-    requester: Requester[AskOfNode, AnswerOfNode] = Requester(endpoint, AskOfNode, AnswerOfNode)
-    asked = Acquire(
-        gateway="bench", instance="1", lease=0, base=resolution.base, tenant=resolution.tenant,
-        policy=resolution.policy, digest=resolution.digest, size=resolution.size, rank=resolution.rank,
-    )  # fmt: skip
-    samples: list[float] = []
-    for number in range(1, rounds + 101):
-        ask = msgspec.structs.replace(asked, lease=number)
-        begun = time.perf_counter()
-        answer = await requester.request(ask, timeout_s=30.0)
-        if number > 100:
-            samples.append((time.perf_counter() - begun) * 1e6)
+class LeaseClient:
+    """Asks a node's socket for leases, as a gateway does."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._requester: Requester[AskOfNode, AnswerOfNode] = Requester(endpoint, AskOfNode, AnswerOfNode)
+        self._asked = 0
+
+    async def acquire(self, resolution: Resolution, timeout_s: float = 30.0) -> int:
+        """The lease's number. Raises RuntimeError where it is not granted."""
+        self._asked += 1
+        number = self._asked
+        ask = Acquire(
+            gateway=_GATEWAY, instance="1", lease=number, base=resolution.base, tenant=resolution.tenant,
+            policy=resolution.policy, digest=resolution.digest, size=resolution.size, rank=resolution.rank,
+        )  # fmt: skip
+        answer = await self._requester.request(ask, timeout_s=timeout_s)
         if not isinstance(answer, Granted):
             raise RuntimeError(f"no lease: {answer}")
-        requester.send(Release(gateway="bench", instance="1", leases=(number,)))
-    requester.close()
+        return number
+
+    def release(self, *leases: int) -> None:
+        self._requester.send(Release(gateway=_GATEWAY, instance="1", leases=leases))
+
+    def close(self) -> None:
+        self._requester.close()
+
+
+async def _measure(endpoint: str, resolution: Resolution, rounds: int) -> list[float]:
+    """Acquire and release, one after another; microseconds of each acquire."""
+    client = LeaseClient(endpoint)
+    samples: list[float] = []
+    for number in range(rounds + 100):
+        begun = time.perf_counter()
+        lease = await client.acquire(resolution)
+        if number >= 100:
+            samples.append((time.perf_counter() - begun) * 1e6)
+        client.release(lease)
+    client.close()
     return samples
