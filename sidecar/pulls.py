@@ -46,6 +46,7 @@ _MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + 4096
 # a trainer that gives nothing for so long has stopped writing
 _STALL_S = 15.0
 _THREADS = 2
+_NEEDED_NO_MORE = "it is needed no more"
 
 
 class Pulls:
@@ -69,7 +70,7 @@ class Pulls:
     def start(self, effect: StartPull) -> None:
         task = asyncio.get_running_loop().create_task(self._run(effect))
         self._tasks[effect.transfer] = task
-        task.add_done_callback(lambda _: self._tasks.pop(effect.transfer))
+        task.add_done_callback(lambda task: self._on_ended(task, effect))
 
     def cancel(self, effect: CancelPull) -> None:
         self._tasks[effect.transfer].cancel()
@@ -87,6 +88,13 @@ class Pulls:
             trainer.chunks.close()
         self._threads.shutdown()
 
+    def _on_ended(self, task: asyncio.Task[None], effect: StartPull) -> None:
+        del self._tasks[effect.transfer]
+        if task.cancelled():
+            # before it had begun: nothing else has told its end
+            generation = effect.extent.generation
+            self._emit(PullFailed(transfer=effect.transfer, generation=generation, message=_NEEDED_NO_MORE))
+
     async def _run(self, effect: StartPull) -> None:
         """One pull from its start to its end, which is always told."""
         transfer, generation = effect.transfer, effect.extent.generation
@@ -98,7 +106,7 @@ class Pulls:
         except RoostError as error:
             ended = PullFailed(transfer=transfer, generation=generation, message=error.message)
         except asyncio.CancelledError:
-            ended = PullFailed(transfer=transfer, generation=generation, message="it is needed no more")
+            ended = PullFailed(transfer=transfer, generation=generation, message=_NEEDED_NO_MORE)
         except Exception as error:
             # whatever it was, the extent is free again and the store has the bytes
             _log.exception("the pull of %s", transfer)

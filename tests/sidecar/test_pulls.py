@@ -14,13 +14,13 @@ from msgspec import structs
 from catalog.names import adapter_name
 from gateway.training.settings import TransferAddress
 from gateway.training.transfers import Transfer, Transfers
-from sidecar.events import RevisionOffered
+from sidecar.events import RevisionOffered, TransferOffered, TransferWithdrawn
 from sidecar.service import Sidecar
 from sidecar.settings import SidecarSettings, TrainerAddress
 from wire.curve import CurveKeys, make_keys
 from wire.node import Granted, Release
 from wire.sockets import Requester
-from wire.transfer import AnswerOfTransfer, AskOfTransfer, Chunk, Pull, Unavailable
+from wire.transfer import AnswerOfTransfer, AskOfTransfer, Chunk, Offered, Pull, Unavailable
 
 from .bench import BASE
 from .conftest import Gateway, Store, config, running, until
@@ -172,6 +172,18 @@ async def test_a_withdrawn_revision_leaves_nothing(transfers: Transfers, node: S
         writer.write(0, STEP)
         await until(lambda: writer.transfer.pulling == {"n1"})
         writer.transfer.withdraw()
+        await until(lambda: not list(sidecar.machine.state.cache))
+
+
+async def test_a_revision_withdrawn_in_the_moment_of_its_offer_leaves_nothing(
+    node: SidecarSettings, address: TrainerAddress
+) -> None:
+    async with running(node, FakeBackend()) as sidecar:
+        await until(lambda: sidecar.machine.state.engines["e1"].ready)
+        offer = Offered(transfer="t", policy=POLICY, base=BASE, rank=8, size=len(NEW), nodes=("n1",))
+        sidecar._apply(TransferOffered(trainer=address.endpoint, offer=offer))
+        assert list(sidecar.machine.state.cache)
+        sidecar._apply(TransferWithdrawn(transfer="t"))
         await until(lambda: not list(sidecar.machine.state.cache))
 
 
