@@ -13,6 +13,7 @@ from tests.gateway.fleet_states import BASE
 from tests.gateway.mesh import until
 from tests.gateway.stub_engine import refuse
 from wire.events import Scope
+from wire.outcomes import StorageFull
 
 from .rig import Rig, datum
 from .test_data import as_protobuf
@@ -187,6 +188,29 @@ async def test_an_operation_that_never_comes_fails_those_behind_it(tmp_path: Pat
             assert "operation 1" in failed["error"]
         assert (await rig.train(run, 1)).status == 409
         assert "metrics" in await rig.result(await rig.train(run, 4))
+
+
+async def test_an_operation_that_comes_while_it_is_given_up_is_done_with_those_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rig(tmp_path, gap_s=0.2) as rig:
+        run = await rig.run(await rig.session())
+        journal, full = rig.service.journal, asyncio.Event()
+        written, asked = journal.resolve_lost, []
+
+        async def resolve_lost(model_id: str) -> Any:
+            asked.append(model_id)
+            if not full.is_set():
+                raise StorageFull("the training journal has no room")
+            return await written(model_id)
+
+        monkeypatch.setattr(journal, "resolve_lost", resolve_lost)
+        behind = await rig.step(run, 2)
+        await until(lambda: bool(asked))
+        first = await rig.train(run, 1)
+        full.set()
+        assert "metrics" in await rig.result(first)
+        assert "metrics" in await rig.result(behind)
 
 
 async def test_samples_are_asked_for_as_clients_mean_them(rig: Rig) -> None:
