@@ -232,7 +232,7 @@ class _Pull:
         self._chunks = chunks
         self._filling = filling
         self._threads = threads
-        self._local = chunks.endpoint.startswith("ipc://")
+        self._same_host = self._local = chunks.endpoint.startswith("ipc://")
         self._step = _LOCAL_BYTES if self._local else _CHUNK_BYTES
 
     async def run(self) -> str:
@@ -277,6 +277,8 @@ class _Pull:
         answer = await self._chunks.request(ask, timeout_s=_STALL_S)
         if not isinstance(answer, Chunk):
             raise EngineFailed(f"the trainer gives no more: {answer.message}")
+        if answer.path and not self._same_host:
+            raise ArtifactUnavailable("path: a trainer on another host can't name files of this one")
         return answer
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
