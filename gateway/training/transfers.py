@@ -91,7 +91,12 @@ class Transfer:
         return frozenset(self._pulling)
 
     def progress(self, done: int, total: int) -> None:
-        """The file's first ``done`` bytes of ``total`` are final. Begun anew, it has other bytes or the same."""
+        """The file's first ``done`` bytes of ``total`` are final. Begun anew, it has other bytes or the same.
+
+        Nothing happens once it was withdrawn.
+        """
+        if self._withdrawn:
+            return
         if self._file is None or done < self._done:
             first = self._file is None
             self._open()
@@ -117,8 +122,8 @@ class Transfer:
 
     def withdraw(self) -> None:
         """There will be no revision."""
-        if self._file is not None and not self._withdrawn:
-            self._withdrawn = True
+        offered, self._withdrawn = self._file is not None and not self._withdrawn, True
+        if offered:
             self._tell(Withdrawn(transfer=self.name))
             self._serve()
 
