@@ -200,10 +200,15 @@ class Executor:
         return saved
 
     async def expire(self, now_ms: int) -> None:
-        """Remove the checkpoints whose time is over, bytes last."""
-        for saved in await self._journal.drop_saved(now_ms):
+        """Remove the checkpoints whose time is over, bytes last.
+
+        Raises JournalUnavailable where the catalog can't be told: they are there until it can be.
+        """
+        for saved in self._journal.expired(now_ms):
             if saved.folder:
                 await self._publisher.release(saved, "training")
+        for saved in await self._journal.drop_saved(now_ms):
+            if saved.folder:
                 shutil.rmtree(saved.folder, ignore_errors=True)
 
 

@@ -89,6 +89,11 @@ class Journal:
         with self._store.read() as txn:
             return self._store.saved.get(txn, path)
 
+    def expired(self, now_ms: int) -> list[SavedRecord]:
+        """What ``drop_saved`` would forget."""
+        with self._store.read() as txn:
+            return self._expired(txn, now_ms)
+
     def writer(self, policy: str) -> str:
         """The run that writes ``policy``; empty where none does."""
         with self._store.read() as txn:
@@ -260,7 +265,7 @@ class Journal:
         """Forget what has expired, and tell what that was."""
 
         def change(txn: Txn) -> list[SavedRecord]:
-            expired = [each for each in self._store.saved.values(txn) if 0 < each.expires_ms <= now_ms]
+            expired = self._expired(txn, now_ms)
             for record in expired:
                 self._store.saved.delete(txn, record.path)
             return expired
@@ -304,6 +309,9 @@ class Journal:
         self._store.places.put(txn, _place(owner, seq), key)
         self._store.pending.put(txn, key, b"")
         return Accepted(operation, True)
+
+    def _expired(self, txn: Txn, now_ms: int) -> list[SavedRecord]:
+        return [each for each in self._store.saved.values(txn) if 0 < each.expires_ms <= now_ms]
 
     def _waiting(self, txn: Txn, run: RunRecord) -> Iterator[OperationRecord]:
         """The operations of a run that have no result, in order."""
