@@ -17,8 +17,8 @@ from blake3 import blake3
 from wire.outcomes import ArtifactUnavailable, EngineFailed, RoostError
 from wire.sockets import FeedSubscriber, Requester, Sockets
 from wire.transfer import (
+    CHUNK_CREDITS,
     MAX_CHUNK_BYTES,
-    MAX_PULLS,
     AnswerOfTransfer,
     AskOfTransfer,
     Bound,
@@ -217,7 +217,7 @@ class _Filling:
 
 
 class _Pull:
-    """At most ``MAX_PULLS`` chunks are asked for at a time, and taken in order."""
+    """At most ``CHUNK_CREDITS`` chunks are asked for at a time, and taken in order."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class _Pull:
         size, step = self._filling.size, self._step
         starts = iter(range(0, size, step))
         # the trainer is to know that we pull before there is memory for what comes
-        ahead = deque(self._ask(start) for start in islice(starts, MAX_PULLS))
+        ahead = deque(self._ask(start) for start in islice(starts, CHUNK_CREDITS))
         digest = ""
         try:
             await self._in_thread(self._filling.begin)

@@ -21,8 +21,8 @@ from catalog.settings import CurveSettings
 from wire.outcomes import ArtifactUnavailable, InvalidRequest, NotFound, RoostError
 from wire.sockets import FeedPublisher, Reply, Responder
 from wire.transfer import (
+    CHUNK_CREDITS,
     MAX_CHUNK_BYTES,
-    MAX_PULLS,
     AnswerOfTransfer,
     AskOfTransfer,
     Bound,
@@ -141,8 +141,8 @@ class Transfer:
             raise InvalidRequest(f"length is {pull.length}: expected 1 to {MAX_CHUNK_BYTES}", field="length")
         if not 0 <= pull.offset <= self._size - pull.length:
             raise InvalidRequest(f"the {self._size} bytes have no {pull.length} at {pull.offset}", field="offset")
-        if sum(asked.pull.node == pull.node for asked in self._waiting) >= MAX_PULLS:
-            raise InvalidRequest(f"{MAX_PULLS} chunks are being waited for already", field="node")
+        if sum(asked.pull.node == pull.node for asked in self._waiting) >= CHUNK_CREDITS:
+            raise InvalidRequest(f"{CHUNK_CREDITS} chunks are being waited for already", field="node")
         if len(self._waiting) >= _MAX_WAITING:
             raise InvalidRequest(f"{_MAX_WAITING} chunks are being waited for by all nodes", field="transfer")
         if not self._digest:
