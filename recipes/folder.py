@@ -58,7 +58,9 @@ class RunFolder:
         return read_metrics(self.metrics)
 
     def reached(self, step: int, checkpoint: str) -> None:
+        """A checkpoint of after ``step`` was saved: what was published or judged before is not of it."""
         self.state.step, self.state.checkpoint = step, checkpoint
+        self.state.published, self.state.judged = "", {}
         self._write()
 
     def evaluated(self, step: int, figures: Figures) -> None:

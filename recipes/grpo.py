@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from wire.outcomes import EngineFailed
+
 from . import service as training
 from .config import Grpo
 from .course import Sampler, Taken
@@ -50,8 +52,14 @@ class Reinforced:
         sampler = await client.save_weights_and_get_sampling_client()
         items = batch(self._items, step, config.batch, config.seed)
         groups = await self._rollouts(sampler, items, config.group, seed=config.seed * 1_000_003 + step)
-        every = [rollout for group in groups for rollout in group]
-        worth = [advantage for group in groups for advantage in advantages([each.reward for each in group])]
+        told = [
+            pair for group in groups for pair in zip(group, advantages([each.reward for each in group]), strict=True)
+        ]
+        # an answer of no tokens counts in its group, and there is nothing of it to learn from
+        learnt = [(each, gain) for each, gain in told if each.tokens]
+        if not learnt:
+            raise EngineFailed(f"step {step}: all answers are empty, so there is nothing to learn from")
+        every, worth = [each for each, _ in learnt], [gain for _, gain in learnt]
         strayed = await self._strayed(every)
         mean = statistics.fmean(away for row in strayed for away in row)
         total = sum(len(each.tokens) for each in every)
@@ -70,9 +78,9 @@ class Reinforced:
         output, norm = await passed, await stepped
         figures = {
             "loss": output.metrics["loss:sum"],
-            "reward": statistics.fmean(each.reward for each in every),
+            "reward": statistics.fmean(each.reward for each, _ in told),
             "kl": _divergence(every, output),
-            "answer_tokens": total / len(every),
+            "answer_tokens": total / len(told),
             "gradient_norm": norm.metrics["grad_norm:mean"],
         }
         if config.kl_coefficient:
@@ -95,7 +103,6 @@ class Reinforced:
                     self._reward(item, self._text.read(each.tokens)),
                 )
                 for each in group
-                if each.tokens
             ]
             for item, group in zip(items, told, strict=True)
         ]  # fmt: skip

@@ -17,8 +17,8 @@ from blake3 import blake3
 from wire.outcomes import ArtifactUnavailable, EngineFailed, RoostError
 from wire.sockets import FeedSubscriber, Requester, Sockets
 from wire.transfer import (
+    CHUNK_CREDITS,
     MAX_CHUNK_BYTES,
-    MAX_PULLS,
     AnswerOfTransfer,
     AskOfTransfer,
     Bound,
@@ -46,6 +46,7 @@ _MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + 4096
 # a trainer that gives nothing for so long has stopped writing
 _STALL_S = 15.0
 _THREADS = 2
+_NEEDED_NO_MORE = "it is needed no more"
 
 
 class Pulls:
@@ -69,7 +70,7 @@ class Pulls:
     def start(self, effect: StartPull) -> None:
         task = asyncio.get_running_loop().create_task(self._run(effect))
         self._tasks[effect.transfer] = task
-        task.add_done_callback(lambda _: self._tasks.pop(effect.transfer))
+        task.add_done_callback(lambda task: self._on_ended(task, effect))
 
     def cancel(self, effect: CancelPull) -> None:
         self._tasks[effect.transfer].cancel()
@@ -87,6 +88,13 @@ class Pulls:
             trainer.chunks.close()
         self._threads.shutdown()
 
+    def _on_ended(self, task: asyncio.Task[None], effect: StartPull) -> None:
+        del self._tasks[effect.transfer]
+        if task.cancelled():
+            # before it had begun: nothing else has told its end
+            generation = effect.extent.generation
+            self._emit(PullFailed(transfer=effect.transfer, generation=generation, message=_NEEDED_NO_MORE))
+
     async def _run(self, effect: StartPull) -> None:
         """One pull from its start to its end, which is always told."""
         transfer, generation = effect.transfer, effect.extent.generation
@@ -98,7 +106,7 @@ class Pulls:
         except RoostError as error:
             ended = PullFailed(transfer=transfer, generation=generation, message=error.message)
         except asyncio.CancelledError:
-            ended = PullFailed(transfer=transfer, generation=generation, message="it is needed no more")
+            ended = PullFailed(transfer=transfer, generation=generation, message=_NEEDED_NO_MORE)
         except Exception as error:
             # whatever it was, the extent is free again and the store has the bytes
             _log.exception("the pull of %s", transfer)
@@ -209,7 +217,7 @@ class _Filling:
 
 
 class _Pull:
-    """At most ``MAX_PULLS`` chunks are asked for at a time, and taken in order."""
+    """At most ``CHUNK_CREDITS`` chunks are asked for at a time, and taken in order."""
 
     def __init__(
         self,
@@ -224,7 +232,7 @@ class _Pull:
         self._chunks = chunks
         self._filling = filling
         self._threads = threads
-        self._local = chunks.endpoint.startswith("ipc://")
+        self._same_host = self._local = chunks.endpoint.startswith("ipc://")
         self._step = _LOCAL_BYTES if self._local else _CHUNK_BYTES
 
     async def run(self) -> str:
@@ -236,7 +244,7 @@ class _Pull:
         size, step = self._filling.size, self._step
         starts = iter(range(0, size, step))
         # the trainer is to know that we pull before there is memory for what comes
-        ahead = deque(self._ask(start) for start in islice(starts, MAX_PULLS))
+        ahead = deque(self._ask(start) for start in islice(starts, CHUNK_CREDITS))
         digest = ""
         try:
             await self._in_thread(self._filling.begin)
@@ -269,6 +277,8 @@ class _Pull:
         answer = await self._chunks.request(ask, timeout_s=_STALL_S)
         if not isinstance(answer, Chunk):
             raise EngineFailed(f"the trainer gives no more: {answer.message}")
+        if answer.path and not self._same_host:
+            raise ArtifactUnavailable("path: a trainer on another host can't name files of this one")
         return answer
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:

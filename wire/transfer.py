@@ -14,7 +14,7 @@ from .outcomes import Outcome
 MAX_CHUNK_BYTES = 4 << 20
 """Bound of what one ``Pull`` may ask for."""
 
-MAX_PULLS = 8
+CHUNK_CREDITS = 8
 """How many chunks of one transfer a node may have asked for and not got: its credits."""
 
 

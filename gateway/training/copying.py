@@ -25,9 +25,15 @@ class FollowingCopy:
         self._final = 0
         self._copied = 0
         self._running: asyncio.Task[None] | None = None
+        self._closed = False
 
     def progress(self, done: int) -> None:
-        """The file's first ``done`` bytes are final; fewer than before means that it was begun anew."""
+        """The file's first ``done`` bytes are final; fewer than before means that it was begun anew.
+
+        A trainer goes on writing when its caller has left: nothing is copied once this is closed.
+        """
+        if self._closed:
+            return
         self._final = done
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._follow())
@@ -52,6 +58,7 @@ class FollowingCopy:
 
     async def close(self) -> None:
         """Drop what was copied, if it was not committed."""
+        self._closed = True
         if self._running is not None:
             await asyncio.gather(self._running, return_exceptions=True)
         await self._drop()

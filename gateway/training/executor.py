@@ -105,12 +105,12 @@ class Executor:
         return Done(Created(model_id=run.model_id), Effects(made))
 
     async def _resume(self, run: RunRecord, ask: ResumeRun) -> Done:
-        folder = self.checkpoint(ask.path, run.tenant)
+        saved = self.checkpoint(ask.path, run.tenant)
         number = run.number + 1
         async with self._trainees.first_turn(run) as trainer:
             made = await self._made(run, trainer)
-            await trainer.load_state(run.model_id, Path(folder.folder), with_optimizer=ask.optimizer, number=number)
-        made = replace(made, number=number, step=folder.step if ask.optimizer else 0)
+            await trainer.load_state(run.model_id, Path(saved.folder), with_optimizer=ask.optimizer, number=number)
+        made = replace(made, number=number, step=saved.step if ask.optimizer else 0)
         return Done(Loaded(path=ask.path, model_id=run.model_id), Effects(made, change=True))
 
     async def _made(self, run: RunRecord, trainer: TrainerBackend) -> RunRecord:
@@ -200,10 +200,15 @@ class Executor:
         return saved
 
     async def expire(self, now_ms: int) -> None:
-        """Remove the checkpoints whose time is over, bytes last."""
-        for saved in await self._journal.drop_saved(now_ms):
+        """Remove the checkpoints whose time is over, bytes last.
+
+        Raises JournalUnavailable where the catalog can't be told: they are there until it can be.
+        """
+        for saved in self._journal.expired(now_ms):
             if saved.folder:
                 await self._publisher.release(saved, "training")
+        for saved in await self._journal.drop_saved(now_ms):
+            if saved.folder:
                 shutil.rmtree(saved.folder, ignore_errors=True)
 
 

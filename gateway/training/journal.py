@@ -89,6 +89,11 @@ class Journal:
         with self._store.read() as txn:
             return self._store.saved.get(txn, path)
 
+    def expired(self, now_ms: int) -> list[SavedRecord]:
+        """What ``drop_saved`` would forget."""
+        with self._store.read() as txn:
+            return self._expired(txn, now_ms)
+
     def writer(self, policy: str) -> str:
         """The run that writes ``policy``; empty where none does."""
         with self._store.read() as txn:
@@ -216,33 +221,28 @@ class Journal:
     async def resolve(self, operation: OperationRecord, result: AnyResult, effects: Effects | None = None) -> None:
         """The result, with all that the operation changed. A run's cursor moves behind it."""
         encoded = encode(result)
+        await self._store.commit(lambda txn: self._resolve(txn, operation, encoded, effects))
 
-        def change(txn: Txn) -> None:
-            request_id = operation.request_id
-            resolved = replace(operation, resolved_ms=_now_ms())
-            self._store.operations.put(txn, request_id, resolved)
-            self._store.results.put(txn, request_id.encode(), encoded)
-            self._store.pending.delete(txn, request_id.encode())
-            self._store.resolved.put(txn, resolved.resolved_ms.to_bytes(8, "big") + request_id.encode(), b"")
-            if effects is None or not effects.change:
-                self._store.asks.delete(txn, request_id.encode())
-            if effects is not None:
-                self._apply(txn, operation, effects)
+    async def resolve_lost(self, model_id: str) -> list[OperationRecord]:
+        """Fail the operations that wait behind one which never came; the run goes on behind the last of them.
 
-        await self._store.commit(change)
+        All of them or none: what was left over would be run. None where it came after all.
+        """
 
-    async def resolve_lost(self, run: RunRecord, waiting: list[OperationRecord]) -> list[str]:
-        """Fail the operations that waited behind one which never came; the run goes on behind the last of them."""
-        first = run.next_seq
-        error = Failed(
-            error=f"operation {first} of {run.model_id} never came, so what was sent behind it can't run",
-            category=Category.USER,
-        )
-        cursor = run
-        for operation in sorted(waiting, key=lambda each: each.seq):
-            cursor = replace(cursor, next_seq=operation.seq + 1)
-            await self.resolve(operation, error, Effects(cursor))
-        return [operation.request_id for operation in waiting]
+        def change(txn: Txn) -> list[OperationRecord]:
+            run = self._store.runs.get(txn, model_id)
+            assert run is not None, "operations are logged for runs that are there"
+            waiting = list(self._waiting(txn, run))
+            if not waiting or waiting[0].seq == run.next_seq:
+                return []
+            error = f"operation {run.next_seq} of {model_id} never came, so what was sent behind it can't run"
+            failed = encode(Failed(error=error, category=Category.USER))
+            for operation in waiting:
+                self._resolve(txn, operation, failed, None)
+            self._store.runs.put(txn, model_id, replace(run, next_seq=waiting[-1].seq + 1))
+            return waiting
+
+        return await self._store.commit(change)
 
     async def claim(self, policy: str, model_id: str) -> None:
         """``model_id`` writes ``policy`` from now on, and no other run."""
@@ -265,7 +265,7 @@ class Journal:
         """Forget what has expired, and tell what that was."""
 
         def change(txn: Txn) -> list[SavedRecord]:
-            expired = [each for each in self._store.saved.values(txn) if 0 < each.expires_ms <= now_ms]
+            expired = self._expired(txn, now_ms)
             for record in expired:
                 self._store.saved.delete(txn, record.path)
             return expired
@@ -309,6 +309,31 @@ class Journal:
         self._store.places.put(txn, _place(owner, seq), key)
         self._store.pending.put(txn, key, b"")
         return Accepted(operation, True)
+
+    def _expired(self, txn: Txn, now_ms: int) -> list[SavedRecord]:
+        return [each for each in self._store.saved.values(txn) if 0 < each.expires_ms <= now_ms]
+
+    def _waiting(self, txn: Txn, run: RunRecord) -> Iterator[OperationRecord]:
+        """The operations of a run that have no result, in order."""
+        prefix = run.model_id.encode() + b"\0"
+        for key, request_id in self._store.places.items(txn, start=_place(run.model_id, run.next_seq)):
+            if not key.startswith(prefix):
+                return
+            operation = self._store.operations.get(txn, request_id.decode())
+            if operation is not None and not operation.resolved_ms:
+                yield operation
+
+    def _resolve(self, txn: Txn, operation: OperationRecord, encoded: bytes, effects: Effects | None) -> None:
+        request_id = operation.request_id
+        resolved = replace(operation, resolved_ms=_now_ms())
+        self._store.operations.put(txn, request_id, resolved)
+        self._store.results.put(txn, request_id.encode(), encoded)
+        self._store.pending.delete(txn, request_id.encode())
+        self._store.resolved.put(txn, resolved.resolved_ms.to_bytes(8, "big") + request_id.encode(), b"")
+        if effects is None or not effects.change:
+            self._store.asks.delete(txn, request_id.encode())
+        if effects is not None:
+            self._apply(txn, operation, effects)
 
     def _apply(self, txn: Txn, operation: OperationRecord, effects: Effects) -> None:
         run = effects.run

@@ -139,12 +139,9 @@ class Lines:
             self._start(model_id, line, self._lose(model_id, line))
 
     async def _lose(self, model_id: str, line: Line) -> None:
-        run = self._journal.run(model_id)
-        assert run is not None, "what waits is in the journal"
-        given_up = line.give_up()
-        found = (self._journal.operation(request_id) for request_id in given_up)
-        waiting = [operation for operation in found if operation is not None]
-        resolved = await until_written(lambda: self._journal.resolve_lost(run, waiting))
-        for operation, request_id in zip(waiting, resolved, strict=True):
+        lost = await until_written(lambda: self._journal.resolve_lost(model_id))
+        if lost:
+            line.go_past(lost[-1].seq)
+        for operation in lost:
             self.pending_bytes -= operation.nbytes
-            self._futures.resolved(request_id)
+            self._futures.resolved(operation.request_id)

@@ -34,9 +34,7 @@ class Line:
         """Whether something waits for an operation that has not arrived."""
         return bool(self._waiting) and self.next_seq not in self._waiting
 
-    def give_up(self) -> list[str]:
-        """Take out all that waits behind a gap; the line goes on behind it."""
-        given_up = [self._waiting[seq] for seq in sorted(self._waiting)]
-        self.next_seq = max(self._waiting) + 1
-        self._waiting.clear()
-        return given_up
+    def go_past(self, seq: int) -> None:
+        """Whatever there was up to ``seq`` has its result; the line goes on behind it."""
+        self.next_seq = seq + 1
+        self._waiting = {place: request_id for place, request_id in self._waiting.items() if place > seq}

@@ -37,7 +37,7 @@ class Publication:
         self._run = run
         self._copy = copy
         self._transfer = transfer
-        self._clock = Stages()
+        self._clock = Stopwatch()
 
     def progress(self, done: int, total: int) -> None:
         """Nodes and the store have the bytes while they are written."""
@@ -160,7 +160,7 @@ def _uri(sampler: SamplerRecord) -> str:
     return f"tinker://{sampler.sampler_id}"
 
 
-class Stages:
+class Stopwatch:
     """How long each stage took, from the first byte on, for the log."""
 
     def __init__(self) -> None:

@@ -21,8 +21,8 @@ from catalog.settings import CurveSettings
 from wire.outcomes import ArtifactUnavailable, InvalidRequest, NotFound, RoostError
 from wire.sockets import FeedPublisher, Reply, Responder
 from wire.transfer import (
+    CHUNK_CREDITS,
     MAX_CHUNK_BYTES,
-    MAX_PULLS,
     AnswerOfTransfer,
     AskOfTransfer,
     Bound,
@@ -91,7 +91,12 @@ class Transfer:
         return frozenset(self._pulling)
 
     def progress(self, done: int, total: int) -> None:
-        """The file's first ``done`` bytes of ``total`` are final. Begun anew, it has other bytes or the same."""
+        """The file's first ``done`` bytes of ``total`` are final. Begun anew, it has other bytes or the same.
+
+        Nothing happens once it was withdrawn.
+        """
+        if self._withdrawn:
+            return
         if self._file is None or done < self._done:
             first = self._file is None
             self._open()
@@ -117,8 +122,8 @@ class Transfer:
 
     def withdraw(self) -> None:
         """There will be no revision."""
-        if self._file is not None and not self._withdrawn:
-            self._withdrawn = True
+        offered, self._withdrawn = self._file is not None and not self._withdrawn, True
+        if offered:
             self._tell(Withdrawn(transfer=self.name))
             self._serve()
 
@@ -136,8 +141,8 @@ class Transfer:
             raise InvalidRequest(f"length is {pull.length}: expected 1 to {MAX_CHUNK_BYTES}", field="length")
         if not 0 <= pull.offset <= self._size - pull.length:
             raise InvalidRequest(f"the {self._size} bytes have no {pull.length} at {pull.offset}", field="offset")
-        if sum(asked.pull.node == pull.node for asked in self._waiting) >= MAX_PULLS:
-            raise InvalidRequest(f"{MAX_PULLS} chunks are being waited for already", field="node")
+        if sum(asked.pull.node == pull.node for asked in self._waiting) >= CHUNK_CREDITS:
+            raise InvalidRequest(f"{CHUNK_CREDITS} chunks are being waited for already", field="node")
         if len(self._waiting) >= _MAX_WAITING:
             raise InvalidRequest(f"{_MAX_WAITING} chunks are being waited for by all nodes", field="transfer")
         if not self._digest:

@@ -59,12 +59,23 @@ async def test_a_run_that_is_done_is_told_again_and_nothing_is_trained(tmp_path:
     assert (service.steps, len(service.begun), service.resumed, len(service.published)) == (12, 1, [], 1)
 
 
-async def test_a_run_may_be_made_longer(tmp_path: Path) -> None:
+async def test_a_run_may_be_made_longer_and_is_published_anew(tmp_path: Path) -> None:
     service = Service()
-    await course_of(config(Sft, tmp_path, steps=4), service).run()
+    shorter = course_of(config(Sft, tmp_path, steps=4), service)
+    await shorter.run()
     longer = course_of(config(Sft, tmp_path, steps=6), service)
     await longer.run()
     assert service.steps == 6 and [line["step"] for line in longer.folder.lines()] == [1, 2, 3, 4, 5, 6]
+    assert len(service.published) == 2
+    assert longer.folder.state.published != shorter.folder.state.published
+
+
+async def test_steps_that_were_passed_without_a_look_get_no_figures_of_later_ones(tmp_path: Path) -> None:
+    service = Service()
+    await course_of(config(Sft, tmp_path, steps=4), service).run()
+    longer = course_of(config(Sft, tmp_path, steps=8, evaluate_every=2), service)
+    await longer.run()
+    assert sorted(longer.folder.state.evaluations) == [0, 4, 6, 8]
 
 
 def test_a_folder_of_another_run_is_refused_by_the_field_s_name(tmp_path: Path) -> None:

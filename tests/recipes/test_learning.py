@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from recipes.dpo import Preferring
 from recipes.grpo import Reinforced, advantages
 from recipes.sft import Supervised
 
-from .fake_service import TEXT, Sampler, Service
+from .fake_service import TEXT, Done, Sampler, Service
 from .items import Silent, config
 
 
@@ -77,6 +79,28 @@ async def test_grpo_earns_at_least_half_of_what_was_missing(loss: str, tmp_path:
     # the engine's policy is the trainer's own here
     assert all(line["kl"] == pytest.approx(0.0, abs=1e-9) for line in course.folder.lines())
     assert all("kl_base" not in line for line in course.folder.lines())
+
+
+class Mute:
+    """Says nothing to every other prompt, and the right thing to the others."""
+
+    def sample(self, prompt: Any, count: int, params: Any) -> Done[Any]:
+        last = prompt.to_ints()[-1]
+        number = last - ord("0")
+        said = [ord("odd"[0] if number % 2 else "even"[0])] if number % 4 > 1 else []
+        one = SimpleNamespace(tokens=said, logprobs=[-1.0] * len(said))
+        return Done(SimpleNamespace(sequences=[one] * count))
+
+
+async def test_an_answer_of_no_tokens_is_judged_too(tmp_path: Path) -> None:
+    given = config(Grpo, tmp_path, max_tokens=1)
+    recipe = Reinforced(given, TEXT, None)
+
+    async def mute() -> Mute:
+        return Mute()
+
+    # of the digits 2, 3, 6 and 7 are answered
+    assert await recipe.evaluate(None, mute) == {"reward": pytest.approx(0.4)}
 
 
 async def test_straying_from_the_base_is_made_dear(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from msgspec import structs
 from catalog.names import adapter_name
 from gateway.training.settings import TransferAddress
 from gateway.training.transfers import Transfer, Transfers
-from sidecar.events import RevisionOffered
+from sidecar.events import RevisionOffered, TransferOffered, TransferWithdrawn
 from sidecar.service import Sidecar
 from sidecar.settings import SidecarSettings, TrainerAddress
 from wire.curve import CurveKeys, make_keys
 from wire.node import Granted, Release
-from wire.sockets import Requester
-from wire.transfer import AnswerOfTransfer, AskOfTransfer, Chunk, Pull, Unavailable
+from wire.sockets import Reply, Requester, Responder
+from wire.transfer import AnswerOfTransfer, AskOfTransfer, Chunk, Offered, Pull, Unavailable
 
 from .bench import BASE
 from .conftest import Gateway, Store, config, running, until
@@ -175,6 +175,18 @@ async def test_a_withdrawn_revision_leaves_nothing(transfers: Transfers, node: S
         await until(lambda: not list(sidecar.machine.state.cache))
 
 
+async def test_a_revision_withdrawn_in_the_moment_of_its_offer_leaves_nothing(
+    node: SidecarSettings, address: TrainerAddress
+) -> None:
+    async with running(node, FakeBackend()) as sidecar:
+        await until(lambda: sidecar.machine.state.engines["e1"].ready)
+        offer = Offered(transfer="t", policy=POLICY, base=BASE, rank=8, size=len(NEW), nodes=("n1",))
+        sidecar._apply(TransferOffered(trainer=address.endpoint, offer=offer))
+        assert list(sidecar.machine.state.cache)
+        sidecar._apply(TransferWithdrawn(transfer="t"))
+        await until(lambda: not list(sidecar.machine.state.cache))
+
+
 async def test_a_file_that_was_begun_anew_with_the_same_bytes_is_pulled_on(
     transfers: Transfers, node: SidecarSettings, tmp_path: Path
 ) -> None:
@@ -240,6 +252,34 @@ async def test_a_node_has_no_more_chunks_asked_for_than_its_credits(
     answers = await asyncio.gather(*asking)
     assert [answer.data for answer in answers if isinstance(answer, Chunk)] == [NEW[STEP : STEP + 1000]] * 8
     asker.close()
+
+
+async def test_a_trainer_on_another_host_can_t_have_our_files_read(sockets: Path, store: Store, tmp_path: Path) -> None:
+    (trainer, secret), ours = make_keys(), make_keys()
+    curve = CurveKeys(trainer, secret, peers=(ours[0],))
+    asked: list[AskOfTransfer] = []
+    file = tmp_path / "ours"
+    file.write_bytes(NEW)
+
+    def name_it(ask: AskOfTransfer, reply: Reply[AnswerOfTransfer]) -> None:
+        asked.append(ask)
+        reply(Chunk(path=str(file), digest=DIGEST))
+
+    chunks: Responder[AskOfTransfer, AnswerOfTransfer] = Responder(
+        "tcp://127.0.0.1:*", AskOfTransfer, AnswerOfTransfer, name_it, curve=curve
+    )
+    address = TrainerAddress(endpoint=chunks.endpoint, feed_endpoint=f"ipc://{sockets}/offers", public=trainer)
+    node = structs.replace(
+        config(sockets, store, trainers=(address,), arena_bytes=64 << 20), curve=CurveKeys(*ours, peers=(trainer,))
+    )
+    async with running(node, FakeBackend()) as sidecar:
+        state = sidecar.machine.state
+        await until(lambda: state.engines["e1"].ready)
+        offer = Offered(transfer="t", policy=POLICY, base=BASE, rank=8, size=len(NEW), nodes=("n1",))
+        sidecar._apply(TransferOffered(trainer=address.endpoint, offer=offer))
+        await until(lambda: not list(state.cache))
+        assert asked and not state.counts["pulled"]
+    chunks.close()
 
 
 async def test_over_tcp_only_with_the_keys(sockets: Path, store: Store, tmp_path: Path) -> None:

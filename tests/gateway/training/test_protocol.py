@@ -13,6 +13,7 @@ from tests.gateway.fleet_states import BASE
 from tests.gateway.mesh import until
 from tests.gateway.stub_engine import refuse
 from wire.events import Scope
+from wire.outcomes import JournalUnavailable, StorageFull
 
 from .rig import Rig, datum
 from .test_data import as_protobuf
@@ -189,6 +190,29 @@ async def test_an_operation_that_never_comes_fails_those_behind_it(tmp_path: Pat
         assert "metrics" in await rig.result(await rig.train(run, 4))
 
 
+async def test_an_operation_that_comes_while_it_is_given_up_is_done_with_those_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rig(tmp_path, gap_s=0.2) as rig:
+        run = await rig.run(await rig.session())
+        journal, full = rig.service.journal, asyncio.Event()
+        written, asked = journal.resolve_lost, []
+
+        async def resolve_lost(model_id: str) -> Any:
+            asked.append(model_id)
+            if not full.is_set():
+                raise StorageFull("the training journal has no room")
+            return await written(model_id)
+
+        monkeypatch.setattr(journal, "resolve_lost", resolve_lost)
+        behind = await rig.step(run, 2)
+        await until(lambda: bool(asked))
+        first = await rig.train(run, 1)
+        full.set()
+        assert "metrics" in await rig.result(first)
+        assert "metrics" in await rig.result(behind)
+
+
 async def test_samples_are_asked_for_as_clients_mean_them(rig: Rig) -> None:
     session = await rig.session()
     name = await sampler(rig, session)
@@ -335,6 +359,29 @@ async def test_checkpoints_have_names_of_their_own_and_may_expire(rig: Rig) -> N
     assert not folder.exists()
     assert rig.mesh.catalog.view.retained(policy) == []
     assert (await rig.ask("weights_info", {"tinker_path": saved["path"]})).status == 404
+
+
+async def test_a_checkpoint_stays_whole_while_the_catalog_can_t_be_told_of_its_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await rig.run(await rig.session())
+    saved = await rig.result(
+        await rig.ask("save_weights", {"model_id": run, "seq_id": 1, "path": "a", "ttl_seconds": 3600})
+    )
+    folder = rig.folder / "training" / "checkpoints" / run / "a"
+    after = time.time_ns() // 1_000_000 + 3_601_000
+
+    async def away(*_: Any) -> None:
+        raise JournalUnavailable("the registrar does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.service._executor._publisher, "release", away)
+        with pytest.raises(JournalUnavailable):
+            await rig.service._executor.expire(after)
+    assert folder.is_dir()
+    assert (await rig.ask("weights_info", {"tinker_path": saved["path"]})).status == 200
+    await rig.service._executor.expire(after)
+    assert not folder.exists()
 
 
 async def test_a_finished_session_s_runs_end_when_their_operations_are_done(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import tempfile
 import time
@@ -212,3 +213,19 @@ async def test_the_event_waits_no_longer_than_a_moment_for_a_node_that_hangs(
         assert time.monotonic() - begun < 3.0
         assert line.catalog.view.policy("acme/taught") is not None
         assert not line.sidecar.machine.state.cache.resident(facts.digest)
+
+
+async def test_what_a_trainer_writes_when_its_caller_has_left_is_copied_nowhere(
+    tmp_path: Path, sockets: Path, base: Path
+) -> None:
+    async with Line(tmp_path, sockets, base) as line:
+        with pytest.raises(asyncio.CancelledError):
+            async with line.publication() as (publication, file):
+                file.write_bytes(bytes(100))
+                publication.progress(50, 100)
+                raise asyncio.CancelledError
+        (tmp_path / "export").write_bytes(bytes(100))
+        publication.progress(100, 100)
+        await asyncio.sleep(0.1)
+        assert list((line.catalog.store.root / "partial").iterdir()) == []
+        await until(lambda: not list(line.sidecar.machine.state.cache))
