@@ -1,4 +1,4 @@
-"""Sampling parameters on which a scheduler would end, and every request of the server with it. Imports nothing of SGLang's.
+"""Sampling parameters on which a scheduler would end, and the server with it. Imports nothing of SGLang's.
 
 A server takes them as they come: its own checks compare some numbers, and look at no type. What vLLM bounds is bounded
 in the same way.

@@ -46,7 +46,7 @@ def test_what_is_larger_than_anything_is_as_good_as_the_largest() -> None:
 def test_all_else_stays_as_it_is() -> None:
     params = {
         "temperature": 0, "top_p": 0.5, "top_k": -1, "stop": ["a"], "stop_token_ids": [0, VOCABULARY - 1],
-        "sampling_seed": -(1 << 63), "min_new_tokens": 2, "max_new_tokens": None, "logit_bias": None, "stop_regex": None,
+        "sampling_seed": -(1 << 63), "min_new_tokens": 2, "max_new_tokens": None, "logit_bias": None,
     }  # fmt: skip
     assert checked(**params) == params
 
