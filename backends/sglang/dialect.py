@@ -70,5 +70,7 @@ def _error_in(body: bytes) -> _Error:
             found: Any = msgspec.json.decode(body, type=kind)
         except msgspec.MsgspecError:
             continue
-        return found.error if isinstance(found, _Nested) else found
+        told: _Error = found.error if isinstance(found, _Nested) else found
+        if told.message:
+            return told
     return _Error(body[:500].decode(errors="replace"))

@@ -163,7 +163,8 @@ def test_an_answer_that_is_none_is_the_engines_failure(answer: bytes) -> None:
             "max_tokens is bad",
         ),
         ({"error": {"message": "temperature is bad"}}, "temperature is bad"),
-        ({"detail": "no"}, ""),
+        ({"detail": "no"}, '{"detail": "no"}'),
+        ({"error": "no"}, '{"error": "no"}'),
     ],
 )
 def test_refusals_come_in_one_form(body: dict[str, Any], message: str) -> None:
