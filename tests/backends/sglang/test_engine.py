@@ -123,6 +123,20 @@ async def test_a_load_past_the_slots_is_refused_and_evicts_nothing(stage: Stage)
             assert (await caller.complete(adapter.adapter))[0] == 200
 
 
+@pytest.mark.parametrize("way", ["folder", "arena"])
+async def test_a_load_that_is_asked_for_while_it_is_under_way_takes_one_slot(stage: Stage, way: str) -> None:
+    """As by a driver that had no answer in time: both calls pass the server's look before either is through."""
+    folders = [stage.folder(0, **CASES["all modules"]), stage.folder(4, **CASES["attention alone"])]
+    first, second = (stage.arena.put(folder, stage.base) for folder in folders)
+    call = {"lora_name": first.adapter, "lora_path": str(folders[0] if way == "folder" else extent_of(first))}
+    async with stage.called() as caller:
+        told = await asyncio.gather(*(caller.post("/load_lora_adapter", call) for _ in range(3)))
+        assert all(status == 200 or "already exists" in text for status, text in told), told
+        await stage.backend.install(second, 60)
+        answers = [await caller.complete(one.adapter) for one in (first, second)]
+    assert answers == [(200, stage.reference(folder)) for folder in folders]
+
+
 async def test_a_removal_while_a_request_names_it_is_busy_and_revokes_afterwards(stage: Stage) -> None:
     adapter = stage.arena.put(stage.folder(0, **CASES["all modules"]), stage.base)
     async with stage.called() as caller:
