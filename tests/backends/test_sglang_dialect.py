@@ -54,6 +54,11 @@ def test_an_ordinary_request_keeps_its_form() -> None:
     assert told(asked) == {"model": MODEL, "messages": [], "max_tokens": 5, "seed": 3, "stream": True}
 
 
+def test_a_field_that_it_calls_otherwise_is_renamed() -> None:
+    asked = ask(prompt="x", stop=["b"], include_stop_str_in_output=True)
+    assert told(asked) == {"model": MODEL, "prompt": "x", "stop": ["b"], "no_stop_trim": True}
+
+
 @pytest.mark.parametrize("field", ["structured_outputs", "bad_words", "allowed_token_ids", "use_beam_search"])
 def test_what_it_would_pass_over_is_refused(field: str) -> None:
     with pytest.raises(InvalidRequest, match=field) as caught:
