@@ -152,6 +152,12 @@ def test_usage_counts_each_prompt_once() -> None:
     assert usage == {"prompt_tokens": 6, "completion_tokens": 8, "total_tokens": 14}
 
 
+def test_a_sequence_that_was_given_up_is_no_answer() -> None:
+    whole, part = sequence([1, 2]), sequence([1], end={"type": "abort", "message": "out of memory"})
+    with pytest.raises(EngineFailed, match="gave up"):
+        answered(ask(prompt="x", n=2, prompt_logprobs=0), whole, part)
+
+
 @pytest.mark.parametrize("answer", [b"", b"{}", b"[]", b'[{"text": "x"}]', b'{"error": {"message": "no"}}'])
 def test_an_answer_that_is_none_is_the_engines_failure(answer: bytes) -> None:
     asked = ask(prompt="x", prompt_logprobs=0)
