@@ -13,7 +13,7 @@ SGLANG := .cache/sglang
 .PHONY: setup sglang demo test soak lint lock clean
 
 setup:
-	@LOCK=$(LOCK) bash ops/setup.sh
+	@VENV=.venv LOCK=$(LOCK) bash ops/setup.sh
 
 sglang: setup
 	@VENV=$(SGLANG) LOCK=requirements/lock-sglang.txt bash ops/setup.sh

@@ -19,7 +19,8 @@ _encoder = msgspec.json.Encoder()
 _text_decoder = msgspec.json.Decoder(str)
 
 # Fields of vLLM and SGLang by which a client could reach past its own request: adapters and files it may not name,
-# other hosts, another request's id (an abort by id ends both), the scheduler's order, code to run.
+# other hosts, another request's id (an abort by id ends both), the scheduler's order, code to run, and expressions that
+# SGLang's scheduler would match at every step, for however long that takes.
 REFUSED = frozenset(
     {
         "lora_path",
@@ -45,6 +46,7 @@ REFUSED = frozenset(
         "custom_params",
         "logits_processors",
         "extra_key",
+        "stop_regex",
     }
 )
 

@@ -1,6 +1,6 @@
 """SGLang: the driver (``driver``, ``client``, ``command``, ``folder``, ``dialect``) and what runs inside the engine.
 
 SGLang has an environment of its own, in which Roost is installed too. A server that we start is ``launch``; only what
-it loads (``plugin``, ``server``, ``requests``, ``scheduler``, ``arena``, ``seeds``, ``cpu_standins``, ``versions``) may
-import SGLang or torch. Both sides share ``terms``.
+it loads (``plugin``, ``server``, ``requests``, ``parameters``, ``scheduler``, ``arena``, ``seeds``, ``cpu_standins``,
+``versions``) may import SGLang or torch. Both sides share ``terms``.
 """

@@ -22,6 +22,8 @@ _IGNORED = (
     "structured_outputs", "truncate_prompt_tokens", "use_beam_search",
 )  # fmt: skip
 _NOTHING = (b"null", b"false")
+# (SGLang's name of a field) by vLLM's
+_RENAMED = {"include_stop_str_in_output": "no_stop_trim"}
 # the lease promised that the engine has the adapter: that it hasn't is no fault of the client's
 _ADAPTER_IS_GONE = ("never been loaded", "LoRA adapter")
 
@@ -50,7 +52,7 @@ class SglangDialect:
         for name in _IGNORED:
             if bytes(given.get(name, b"false")) not in _NOTHING:
                 raise InvalidRequest(f"{name} is nothing that an SGLang engine heeds in such a request", field=name)
-        return Ask(path, given)
+        return Ask(path, {_RENAMED.get(name, name): value for name, value in given.items()})
 
     def refusal(self, status: int, body: bytes) -> tuple[int, bytes]:
         error = _error_in(body)
@@ -70,5 +72,7 @@ def _error_in(body: bytes) -> _Error:
             found: Any = msgspec.json.decode(body, type=kind)
         except msgspec.MsgspecError:
             continue
-        return found.error if isinstance(found, _Nested) else found
+        told: _Error = found.error if isinstance(found, _Nested) else found
+        if told.message:
+            return told
     return _Error(body[:500].decode(errors="replace"))

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from backends.engine_client import EngineFacts
 from backends.engine_server import ASK_TIMEOUT_S, MIN_ASK_S, ServedEngine, base_at, to_the_end
-from backends.interface import EngineLimits, Installable, InstallRefused, Removal
+from backends.interface import EngineLimits, Installable, InstallFailed, InstallRefused, Removal
 from backends.process import Command
 from packer.revision import RevisionFile
-from wire.outcomes import EngineFailed, InvalidRequest, Unfit
+from wire.outcomes import ArtifactUnavailable, EngineFailed, InvalidRequest, Unfit
 
 from .client import SglangClient
 from .command import command_for
@@ -81,6 +81,8 @@ class SglangBackend(ServedEngine[SglangClient]):
             check_fit(RevisionFile(adapter.view()), self._base)
         except (InvalidRequest, Unfit) as error:
             raise InstallRefused(error.message, field=error.field) from error
+        except ArtifactUnavailable as error:
+            raise InstallFailed(error.message) from error
         await super().install(adapter, timeout_s)
 
     async def remove(self, adapter: str, timeout_s: float) -> Removal:

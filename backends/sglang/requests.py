@@ -8,8 +8,7 @@ from typing import Any
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from . import versions
-
-_SEEDS = range(-(1 << 63), 1 << 63)
+from .parameters import bounded
 
 _stock_status = TokenizerManager.init_running_status
 _stock_validate = TokenizerManager._validate_one_request
@@ -31,11 +30,12 @@ def init_running_status(self: Any) -> None:
 
 @functools.wraps(_stock_validate)
 def validate(self: Any, obj: Any, input_ids: Any) -> None:
-    """A token that the vocabulary lacks ends a stock server. Raises ValueError, which is answered 400."""
+    """Tokens that the vocabulary lacks end a stock server, and so do some parameters. Raises ValueError, which is
+    answered 400.
+    """
     vocabulary = self.model_config.vocab_size
     if input_ids and not 0 <= min(input_ids) <= max(input_ids) < vocabulary:
         raise ValueError(f"the prompt has a token id that is not within 0 to {vocabulary - 1}")
-    seed = obj.sampling_params.get("sampling_seed") if isinstance(obj.sampling_params, dict) else None
-    if seed is not None and seed not in _SEEDS:
-        raise ValueError(f"seed must be a whole number of 64 bits, not {str(seed)[:40]}")
+    if isinstance(obj.sampling_params, dict):
+        obj.sampling_params = bounded(obj.sampling_params, vocabulary=vocabulary, context=self.context_len)
     _stock_validate(self, obj, input_ids)

@@ -53,7 +53,10 @@ def patch() -> None:
 
 @functools.wraps(_stock_load)
 def load(self: Any, lora_ref: Any) -> Any:
-    """Load an adapter into a free slot; a failure leaves no trace of it."""
+    """Load an adapter into a free slot, or leave it in its own; a failure leaves no trace of it."""
+    if lora_ref.lora_id in self.loras:
+        # the caller gave up on a load that was still under way, and asked again
+        return self.create_lora_update_result(True)
     if len(self.loras) >= self.max_loras_per_batch - 1:
         return self.create_lora_update_result(False, f"{FAILED}no free slot: all {len(self.loras)} are taken")
     try:

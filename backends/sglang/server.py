@@ -104,7 +104,8 @@ async def unload_lora_adapter(self: Any, obj: Any, _: Any = None) -> Any:
                 raise HTTPException(HTTPStatus.CONFLICT, f"{name}: {BUSY}")
             # from here on no request can name it; one that is past the look-up finds no counter, and fails
             del registry._registry[name], registry._counters[ref.lora_id]
-        path = self.lora_ref_cache.pop(name, None)
+            # in the same breath: a request that finds the path and no adapter would load it again
+            path = self.lora_ref_cache.pop(name, None)
         result = tokenizer_control_mixin._merge_lora_update_results(
             await self.update_lora_adapter_communicator(_removal(name, ref.lora_id))
         )

@@ -134,6 +134,8 @@ def _completion(answer: bytes, wanted: _Wanted) -> bytes:
     if len(sequences) != len(wanted.prompts) * wanted.n:
         raise EngineFailed(f"the engine gave {len(sequences)} of {len(wanted.prompts) * wanted.n} sequences")
     told = [sequence.meta_info for sequence in sequences]
+    if any((one.finish_reason or {}).get("type") == "abort" for one in told):
+        raise EngineFailed("the engine gave up a sequence before its end")
     prompt_tokens = sum(one.prompt_tokens for one in told[:: wanted.n])
     completion_tokens = sum(one.completion_tokens for one in told)
     return msgspec.json.encode(

@@ -54,6 +54,11 @@ def test_an_ordinary_request_keeps_its_form() -> None:
     assert told(asked) == {"model": MODEL, "messages": [], "max_tokens": 5, "seed": 3, "stream": True}
 
 
+def test_a_field_that_it_calls_otherwise_is_renamed() -> None:
+    asked = ask(prompt="x", stop=["b"], include_stop_str_in_output=True)
+    assert told(asked) == {"model": MODEL, "prompt": "x", "stop": ["b"], "no_stop_trim": True}
+
+
 @pytest.mark.parametrize("field", ["structured_outputs", "bad_words", "allowed_token_ids", "use_beam_search"])
 def test_what_it_would_pass_over_is_refused(field: str) -> None:
     with pytest.raises(InvalidRequest, match=field) as caught:
@@ -147,6 +152,12 @@ def test_usage_counts_each_prompt_once() -> None:
     assert usage == {"prompt_tokens": 6, "completion_tokens": 8, "total_tokens": 14}
 
 
+def test_a_sequence_that_was_given_up_is_no_answer() -> None:
+    whole, part = sequence([1, 2]), sequence([1], end={"type": "abort", "message": "out of memory"})
+    with pytest.raises(EngineFailed, match="gave up"):
+        answered(ask(prompt="x", n=2, prompt_logprobs=0), whole, part)
+
+
 @pytest.mark.parametrize("answer", [b"", b"{}", b"[]", b'[{"text": "x"}]', b'{"error": {"message": "no"}}'])
 def test_an_answer_that_is_none_is_the_engines_failure(answer: bytes) -> None:
     asked = ask(prompt="x", prompt_logprobs=0)
@@ -163,7 +174,8 @@ def test_an_answer_that_is_none_is_the_engines_failure(answer: bytes) -> None:
             "max_tokens is bad",
         ),
         ({"error": {"message": "temperature is bad"}}, "temperature is bad"),
-        ({"detail": "no"}, ""),
+        ({"detail": "no"}, '{"detail": "no"}'),
+        ({"error": "no"}, '{"error": "no"}'),
     ],
 )
 def test_refusals_come_in_one_form(body: dict[str, Any], message: str) -> None:

@@ -19,7 +19,7 @@ from packer.peft import pack_peft
 from tests.backends.fake import Fake, Handler, answer, serving
 from tests.backends.support import from_bytes, tiny_settings
 from tests.packer.moe import CONFIGS, base, config, folder_of, per_expert
-from wire.outcomes import EngineFailed
+from wire.outcomes import ArtifactUnavailable, EngineFailed
 
 FACTS = {"plugin": 1, "slots": 4, "max_rank": 8, "dtype": "bfloat16", "targets": ["q"], "adapters": {}, "arena": True}
 
@@ -147,6 +147,15 @@ async def test_what_it_can_not_do_is_refused_with_the_reason_and_never_asked(set
     damaged = from_bytes(b"no revision at all", "0" * 64, 4)
     with pytest.raises(InstallRefused, match="safetensors"):
         await setting.backend.install(damaged, 10)
+    assert setting.routes.paths == []
+
+
+async def test_bytes_that_were_given_away_meanwhile_are_a_failure_and_no_uncertainty(setting: Setting) -> None:
+    def view() -> memoryview:
+        raise ArtifactUnavailable("extent 7 of the arena was given away")
+
+    with pytest.raises(InstallFailed, match="given away"):
+        await setting.backend.install(msgspec.structs.replace(from_bytes(b"", "0" * 64, 4), view=view), 10)
     assert setting.routes.paths == []
 
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from backends.interface import Health, InstallFailed, InstallRefused, Removal
 from backends.registry import make_backend
 from backends.vllm.extent_path import extent_of
+from gateway.training.work import Sample
 from packer.shape import BaseShape
 from tests.backends.support import PROMPT, EngineStage, SharedArena, installable, tiny_settings
 from tests.models import chat_prompt, make_merged, make_tiny_base, reference_answer
@@ -122,6 +123,20 @@ async def test_a_load_past_the_slots_is_refused_and_evicts_nothing(stage: Stage)
             assert (await caller.complete(adapter.adapter))[0] == 200
 
 
+@pytest.mark.parametrize("way", ["folder", "arena"])
+async def test_a_load_that_is_asked_for_while_it_is_under_way_takes_one_slot(stage: Stage, way: str) -> None:
+    """As by a driver that had no answer in time: both calls pass the server's look before either is through."""
+    folders = [stage.folder(0, **CASES["all modules"]), stage.folder(4, **CASES["attention alone"])]
+    first, second = (stage.arena.put(folder, stage.base) for folder in folders)
+    call = {"lora_name": first.adapter, "lora_path": str(folders[0] if way == "folder" else extent_of(first))}
+    async with stage.called() as caller:
+        told = await asyncio.gather(*(caller.post("/load_lora_adapter", call) for _ in range(3)))
+        assert all(status == 200 or "already exists" in text for status, text in told), told
+        await stage.backend.install(second, 60)
+        answers = [await caller.complete(one.adapter) for one in (first, second)]
+    assert answers == [(200, stage.reference(folder)) for folder in folders]
+
+
 async def test_a_removal_while_a_request_names_it_is_busy_and_revokes_afterwards(stage: Stage) -> None:
     adapter = stage.arena.put(stage.folder(0, **CASES["all modules"]), stage.base)
     async with stage.called() as caller:
@@ -161,6 +176,21 @@ async def test_a_name_that_it_has_not_is_not_answered_from_the_base(stage: Stage
             assert status == 404, body
         status, _ = await caller.post("/generate", {"text": PROMPT, "lora_path": "nobody"})
         assert status == 400
+
+
+async def test_parameters_on_which_a_scheduler_would_end_do_not_reach_it(stage: Stage) -> None:
+    sample = Sample(prompt=(1, 2, 3), max_tokens=4)
+    bad = ({"stop_token_ids": [10**6], "min_tokens": 2}, {"logit_bias": {"5": "x"}}, {"stop": [5]})
+    large = ({"top_k": 1 << 40}, {"logit_bias": {"5": 1e39}})
+    async with stage.called() as caller:
+        for expected, cases in ((400, bad), (200, large)):
+            for changes in cases:
+                status, told = await caller.asked("tiny-base", sample, **changes)
+                assert status == expected, (changes, told)
+        chat = {"model": "tiny-base", "messages": [{"role": "user", "content": PROMPT}], "min_tokens": 1 << 40}
+        assert (await caller.post("/v1/chat/completions", chat))[0] == 400
+        assert await caller.complete("tiny-base") == (200, stage.reference(None))
+    assert await stage.backend.health() is Health.READY
 
 
 async def test_only_who_has_the_token_gets_in(stage: Stage) -> None:
