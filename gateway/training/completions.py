@@ -40,14 +40,14 @@ _decoder = msgspec.json.Decoder(_Answer)
 
 
 def request_body(model: str, ask: Sample, most_tokens: int) -> dict[str, Any]:
-    """The JSON of ``POST /v1/completions``. A sample without a bound has ``most_tokens``, which all its sequences may
-    have together, and ends with the engine's context before.
+    """The JSON of ``POST /v1/completions``. Each sequence of a sample without a bound may have ``most_tokens``, and
+    ends with the engine's context before.
     """
     body: dict[str, Any] = {
         "model": model,
         "prompt": ask.prompt,
         "n": ask.count,
-        "max_tokens": most_tokens // ask.count if ask.max_tokens is None else ask.max_tokens,
+        "max_tokens": most_tokens if ask.max_tokens is None else ask.max_tokens,
         "temperature": ask.temperature,
         "top_p": ask.top_p,
         "top_k": ask.top_k,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
@@ -42,12 +43,16 @@ class _Refusal(msgspec.Struct):
 class GatewayClient:
     """The gateway, as a client with the service's own key sees it. Made and used on one event loop.
 
-    ``most_tokens`` is what it lets one request have generated.
+    ``most_tokens`` is what it lets one request have generated. A sequence without a bound may have as many as
+    ``context`` says: engines refuse a number above their own context.
     """
 
-    def __init__(self, url: str, key_file: str, *, timeout_s: float, most_tokens: int) -> None:
+    def __init__(
+        self, url: str, key_file: str, *, timeout_s: float, most_tokens: int, context: Callable[[], Awaitable[int]]
+    ) -> None:
         self._url = url
         self._most_tokens = most_tokens
+        self._context = context
         self._key_file = Path(key_file) if key_file else None
         self._timeout_s = timeout_s
         self._http: aiohttp.ClientSession | None = None
@@ -55,7 +60,10 @@ class GatewayClient:
 
     async def sample(self, model: str, ask: Sample) -> Sampled:
         """Raises InvalidRequest where the gateway finds the request at fault, DeadlinePassed when time is up."""
-        body = msgspec.json.encode(request_body(model, ask, self._most_tokens))
+        most_tokens = self._most_tokens // ask.count
+        if ask.max_tokens is None:
+            most_tokens = min(most_tokens, await self._context())
+        body = msgspec.json.encode(request_body(model, ask, most_tokens))
         wait_s, failures = _FIRST_WAIT_S, 0
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -73,6 +73,7 @@ class TrainingService:
         self.settings = settings
         folder = Path(settings.state_dir)
         self._trainer = trainer
+        self._context = 0
         self._store = store
         self._catalog = catalog
         self._transfers = _transfers_of(settings)
@@ -97,6 +98,7 @@ class TrainingService:
             settings.key_file,
             timeout_s=settings.sample_timeout_s,
             most_tokens=settings.max_generated_tokens,
+            context=self._trained_context,
         )
         self._samples = Samples(self.journal, gateway, futures, at_once=settings.samples_at_once)
         shared = Services(
@@ -139,6 +141,12 @@ class TrainingService:
             await service.stop()
             raise
         return service
+
+    async def _trained_context(self) -> int:
+        """Tokens. The trainer is asked once: it answers in its turn."""
+        if not self._context:
+            self._context = (await self._trainer.limits()).max_context
+        return self._context
 
     async def died(self) -> str:
         """Why the trainer is dead, or the journal is another's, once it is."""

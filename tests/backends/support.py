@@ -104,7 +104,7 @@ class Caller:
 
     async def asked(self, model: str, ask: Sample, **changes: Any) -> tuple[int, bytes]:
         """(status, body) of a sample as the training service asks for it, ``changes`` made to the request."""
-        body = request_body(self._called(model), ask, most_tokens=1 << 16) | changes
+        body = request_body(self._called(model), ask, most_tokens=self._settings.max_model_len) | changes
         fields = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in body.items()}
         try:
             asked = self._dialect.ask("/v1/completions", fields)

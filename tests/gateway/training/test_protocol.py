@@ -15,6 +15,7 @@ from tests.gateway.stub_engine import refuse
 from wire.events import Scope
 from wire.outcomes import JournalUnavailable, StorageFull
 
+from .fake_trainer import LIMITS
 from .rig import Rig, datum
 from .test_data import as_protobuf
 
@@ -230,6 +231,8 @@ async def test_samples_are_asked_for_as_clients_mean_them(rig: Rig) -> None:
     assert rig.mesh.engine.asked[-1]["ignore_eos"] is True
     await rig.result(await rig.ask("asample", sample(name, 2, sampling_params={"stop": "end"})))
     assert rig.mesh.engine.asked[-1]["stop"] == ["end"]
+    # without a bound: no more than the context that is trained, which an engine refuses a number above
+    assert rig.mesh.engine.asked[-1]["max_tokens"] == LIMITS.max_context
     only_last = sample(name, 3, prompt_logprobs=True, prompt_logprobs_last_n=1)
     result = await rig.result(await rig.ask("asample", only_last))
     assert result["prompt_logprobs"] == [None, None, -7 / 8]
