@@ -80,7 +80,7 @@ def up(
     )  # fmt: skip
     wanted = [_engine(text, shape) for text in base or ()]
     overrides = {
-        **_trained(train, wanted),
+        **trained(train, wanted),
         "state_dir": state_dir or session(context).state_dir or None,
         "gateway.host": host,
         "gateway.port": port,
@@ -125,14 +125,15 @@ def _engine(text: str, shape: EngineConfig) -> EngineConfig:
     return msgspec.structs.replace(shape, base=name, model_path=path)
 
 
-def _trained(name: str, engines: list[EngineConfig]) -> dict[str, object]:
-    """What --train sets: a trainer of the base that one of ``engines`` serves."""
+def trained(name: str, engines: list[EngineConfig]) -> dict[str, object]:
+    """What --train sets: a trainer of the base that one of ``engines`` serves, of no rank that it could not serve."""
     if not name:
         return {}
-    paths = [engine.model_path for engine in engines if engine.base == name]
-    if not paths:
+    served = next((engine for engine in engines if engine.base == name), None)
+    if served is None:
         raise InvalidRequest(f"--train {name}: no --base is called so", field="train")
-    return {"training.base": name, "training.trainer.model_path": paths[0]}
+    trainer = {"model_path": served.model_path, "max_rank": served.max_rank}
+    return {"training.base": name} | {f"training.trainer.{field}": value for field, value in trainer.items()}
 
 
 def _foreground(config: RoostConfig, layout: Layout, *, keep_engines: bool) -> None:

@@ -11,6 +11,8 @@ pytest.importorskip("tinker")
 
 import msgspec
 
+from ops.cli.up import trained
+from ops.config import EngineConfig, load
 from recipes.config import Search, Sft
 from recipes.course import Course
 from recipes.display import Bar, bars
@@ -50,6 +52,13 @@ def test_a_gateway_that_does_not_answer_is_told_at_once(roost: Roost, tmp_path: 
 def test_only_a_base_that_is_served_is_trained(roost: Roost, tmp_path: Path) -> None:
     done = roost("up", "--train", "tiny", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "error: --train tiny: no --base is called so\n")
+
+
+def test_what_is_trained_is_of_no_rank_that_its_engine_can_not_serve() -> None:
+    engines = [EngineConfig(base="other", model_path="/o"), EngineConfig(base="tiny", model_path="/t", max_rank=32)]
+    training = load(None, {}, trained("tiny", engines)).training
+    assert training is not None and training.base == "tiny"
+    assert (training.trainer.model_path, training.trainer.max_rank) == ("/t", 32)
 
 
 async def test_steps_and_evaluations_are_shown(tmp_path: Path) -> None:
