@@ -52,6 +52,10 @@ class SglangDialect:
         for name in _IGNORED:
             if bytes(given.get(name, b"false")) not in _NOTHING:
                 raise InvalidRequest(f"{name} is nothing that an SGLang engine heeds in such a request", field=name)
+        if "seed" in given and bytes(given.get("n", b"1")) != b"1":
+            raise InvalidRequest(
+                "an SGLang engine gives a seed's one answer n times: ask for one at a time", field="seed"
+            )
         return Ask(path, {_RENAMED.get(name, name): value for name, value in given.items()})
 
     def refusal(self, status: int, body: bytes) -> tuple[int, bytes]:

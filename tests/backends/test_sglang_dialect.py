@@ -86,6 +86,14 @@ def test_what_it_cannot_be_asked_by_ids_is_refused_by_name(path: str, fields: di
     assert caught.value.field == field
 
 
+def test_several_answers_to_one_seed_would_all_be_the_same() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        ask(path="/v1/chat/completions", messages=[], seed=3, n=2)
+    assert refused.value.field == "seed"
+    assert told(ask(path="/v1/chat/completions", messages=[], seed=3, n=1))["seed"] == 3
+    assert told(ask(path="/v1/chat/completions", messages=[], n=2))["n"] == 2
+
+
 def test_each_sequence_is_asked_for_with_a_seed_of_its_own() -> None:
     asked = ask(
         prompt=[[1, 2], [3]], n=2, max_tokens=4, seed=7, temperature=0.5, top_k=0, stop_token_ids=[9], logprobs=2,
