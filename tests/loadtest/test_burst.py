@@ -19,7 +19,8 @@ def _found(**changes: Any) -> dict[str, Any]:
 
     found: dict[str, Any] = {
         "cold": times(1.2), "warm": times(1.0), "stock_cold": times(8.0), "stock_warm": times(1.0),
-        "quiet_gap_s": [0.1, 0.1, 0.2], "loading_gap_s": [0.15, 0.2, 0.3], "warm_gap_s": [0.3, 0.3, 0.6],
+        "quiet_gap_s": [0.1, 0.1, 0.2], "loading_gap_s": [0.15, 0.2, 0.3],
+        "asking_gap_s": [0.2, 0.2, 0.4], "warm_gap_s": [0.3, 0.3, 0.6],
         "single_flight_fetches": 1, "single_flight_installs": 1, "promises": [(2.0, 3.0), (4.0, 2.0)],
     }  # fmt: skip
     return {**found, **changes}
@@ -30,6 +31,7 @@ def test_ratios_are_of_one_round_each() -> None:
     assert (summary["ttft_cold_over_warm_p95"], summary["total_cold_over_warm_p95"]) == (1.2, 1.2)
     assert summary["stock_ttft_cold_over_warm_p95"] == 8.0
     assert summary["base_gap_over_quiet"] == 1.5
+    assert summary["base_gap_beside_first_requests_over_quiet"] == 2.0
     assert summary["retry_after_ratio_p95"] == 2.0
 
 
