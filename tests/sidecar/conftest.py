@@ -53,7 +53,10 @@ class Gateway:
         self.name = name
         self.instance = "i1"
         self.messages: list[tuple[int, ReportOfNode]] = []
-        self.wire: Requester[AskOfNode, AnswerOfNode] = Requester(config.endpoint, AskOfNode, AnswerOfNode)
+        # what the whole suite has imported can hold a process up for longer than a gateway would wait
+        self.wire: Requester[AskOfNode, AnswerOfNode] = Requester(
+            config.endpoint, AskOfNode, AnswerOfNode, patience_s=30.0
+        )
         self._feed: FeedSubscriber[ReportOfNode] = FeedSubscriber(
             config.feed_endpoint,
             ReportOfNode,
