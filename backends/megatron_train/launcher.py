@@ -21,6 +21,7 @@ from wire.outcomes import DeadlinePassed, EngineFailed
 from wire.requester import Requester
 from wire.trainer import MAX_TRAINER_BYTES, AnswerOfRank, AskLimits, AskOfRank, EndRank
 
+from .agent import CONTROL_VARIABLE
 from .rank import RankSettings, endpoint_of
 
 _LOG_TAIL_BYTES = 4096
@@ -140,6 +141,7 @@ class RankProcesses:
         threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.world_size)
         # threads that spin while they wait make a rank ten times slower on a host that has other work
         environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "OMP_NUM_THREADS": str(threads), **settings.env}
+        environment[CONTROL_VARIABLE] = str(os.getpid())
         self.log.parent.mkdir(parents=True, exist_ok=True)
         if self.log.exists():
             self.log.replace(self.log.with_suffix(".log.1"))

@@ -42,9 +42,10 @@ def endpoint_of(sockets: str, rank: int) -> str:
     return f"ipc://{sockets}/rank-{rank}"
 
 
-def die_with_parent() -> None:
-    """Be killed when the process that started this one ends, however it ends."""
-    parent = os.getppid()
+def die_with_parent(parent: int = 0) -> None:
+    """Be killed when the process that started this one ends, however it ends. ``parent`` is its id, where it is known:
+    it may have ended before this was called."""
+    parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -7,12 +7,15 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from backends.megatron_train.agent import CONTROL_VARIABLE
 from backends.megatron_train.control import MegatronTrainer
 from backends.megatron_train.launcher import RankProcesses
 from backends.trainer import TrainerSettings
@@ -137,3 +140,11 @@ def test_settings_that_the_base_cannot_have_are_refused(bases: dict[str, Path], 
         with pytest.raises(error) as refused:
             make(kind, **changes)  # type: ignore[arg-type]
         assert refused.value.field == field
+
+
+def test_ranks_whose_control_ended_before_they_began_do_not_stay(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    argv = [sys.executable, "-m", "backends.megatron_train.agent", "1", str(tmp_path / "settings.json")]
+    agent = subprocess.run(argv, env={**os.environ, CONTROL_VARIABLE: str(gone.pid)}, timeout=60, check=False)
+    assert agent.returncode == -signal.SIGKILL
