@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import aiohttp
 import msgspec
 
 from wire.outcomes import EngineFailed
 
-from .interface import InstallFailed
-from .terms import ENGINE_ROUTE
+from .interface import InstallFailed, InstallRefused, InstallUncertain
+from .terms import ENGINE_ROUTE, FAILED, OUT_OF_REACH, REFUSED
 
 # the list of models grows with the adapters; nothing else that we read is long
 MAX_ANSWER_BYTES = 16 << 20
@@ -61,8 +62,13 @@ class ArenaOutOfReach(InstallFailed):
     """The engine can't map the arena's segment."""
 
 
-class EngineClient:
+_SIGNS = {REFUSED: InstallRefused, OUT_OF_REACH: ArenaOutOfReach, FAILED: InstallFailed}
+
+
+class EngineClient(ABC):
     """One server's routes. Make it inside a running loop; ``close`` it there too."""
+
+    load_route: ClassVar[str]
 
     def __init__(self, host: str, port: int, token: str = "") -> None:
         self._url = f"http://{host}:{port}"
@@ -91,6 +97,43 @@ class EngineClient:
         if status != 200:
             raise EngineFailed(f"{self._url}{ENGINE_ROUTE} answered {status}: {message_of(body)}")
         return _decode(body, EngineFacts)
+
+    async def load(self, adapter: str, path: str, timeout_s: float) -> None:
+        """Load an adapter from a folder or an extent; one that is loaded already is fine: its name stands for its
+        content.
+
+        Raises InstallRefused, InstallFailed (ArenaOutOfReach too) or InstallUncertain.
+        """
+        try:
+            status, body = await self._call(
+                "POST", self.load_route, timeout_s, {"lora_name": adapter, "lora_path": path}
+            )
+        except Unreachable as error:
+            raise InstallFailed(error.message) from error
+        except Unanswered as error:
+            raise InstallUncertain(error.message) from error
+        # an answer may be told to clients: where an adapter lies is not for them
+        message = self._said(body, hidden=path)
+        if status == 200 or (status == 400 and self._has_it(message)):
+            return
+        for sign, kind in _SIGNS.items():
+            if sign in message:
+                raise kind(message.partition(sign)[2])
+        if self._will_never(status, message):
+            raise InstallRefused(message)
+        raise InstallFailed(f"the engine answered {status}: {message}")
+
+    @abstractmethod
+    def _has_it(self, message: str) -> bool:
+        """Whether a 400 to a load says that the adapter is loaded already."""
+
+    @abstractmethod
+    def _will_never(self, status: int, message: str) -> bool:
+        """Whether a server without our plug-in says of an adapter that trying again will not help."""
+
+    def _said(self, body: bytes, *, hidden: str = "") -> str:
+        """The message of an answer to a load or a removal."""
+        return message_of(body, hidden=hidden)
 
     async def _expect_ok(self, path: str, timeout_s: float) -> bytes:
         status, body = await self._call("GET", path, timeout_s)

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Generic, ParamSpec, TypeVar
@@ -19,7 +19,7 @@ from catalog.names import check_part
 from packer.shape import BaseShape
 from wire.outcomes import ArtifactUnavailable, EngineFailed, InvalidRequest, StorageFull, Unfit
 
-from .engine_client import ArenaOutOfReach, EngineClient, Unanswered, Unreachable
+from .engine_client import ArenaOutOfReach, EngineClient, EngineFacts, Unanswered, Unreachable
 from .interface import (
     EngineLimits,
     EngineSettings,
@@ -101,9 +101,19 @@ class ServedEngine(ABC, Generic[Client]):
     def _fill(self, adapter: Installable, folder: Path, dtype: str) -> None:
         """Make the folder that a portable load names, whole or not at all. Raises InvalidRequest or Unfit."""
 
-    @abstractmethod
-    async def _tell_load(self, adapter: str, path: str, timeout_s: float) -> None:
-        """Have the server load what lies at ``path``. Raises InstallRefused, InstallFailed or InstallUncertain."""
+    def _check_serves(self, bases: Collection[str]) -> None:
+        """Whether our base is among those that the server answers to. Raises EngineFailed."""
+        if self.settings.base not in bases:
+            raise EngineFailed(
+                f"the server at {self._where()} serves {', '.join(bases) or 'nothing'}, not {self.settings.base}",
+                field="base",
+            )
+
+    def _heed(self, facts: EngineFacts | None) -> None:
+        """Load through the arena where the server says that it reads it, and tell operators where it doesn't."""
+        self._takes_extents = facts is not None and facts.arena
+        if not self._takes_extents:
+            self._warn("it can't read the arena: adapters are written to folders for it, and load slowly")
 
     async def start(self) -> None:
         """Attach, adopt or spawn; READY comes later. Raises EngineFailed where the process can't be started."""
@@ -231,7 +241,7 @@ class ServedEngine(ABC, Generic[Client]):
         if left_s <= 0:
             raise InstallFailed(f"there was no time left to load {adapter.adapter}")
         try:
-            await self._tell_load(adapter.adapter, path, left_s)
+            await self._connected().load(adapter.adapter, path, left_s)
         except InstallUncertain as error:
             if self._process is not None and not self._process.alive:
                 raise InstallFailed(f"the engine ended meanwhile: {error.message}") from error

@@ -6,9 +6,8 @@ import re
 
 import msgspec
 
-from backends.engine_client import ArenaOutOfReach, EngineClient, Unanswered, Unreachable, message_of
-from backends.interface import InstallFailed, InstallRefused, InstallUncertain, Removal
-from backends.terms import FAILED, OUT_OF_REACH, REFUSED
+from backends.engine_client import EngineClient
+from backends.interface import Removal
 from wire.outcomes import EngineFailed
 
 # what a stock server says, with a 400, of adapters that it will never load
@@ -32,10 +31,12 @@ class _Model(msgspec.Struct):
 class SglangClient(EngineClient):
     """One SGLang server's routes."""
 
+    load_route = "/load_lora_adapter"
+
     async def takes_adapters(self, timeout_s: float) -> bool:
         """Whether adapters can be loaded at run time: a server without them refuses every removal for that reason."""
         _, body = await self._call("POST", "/unload_lora_adapter", timeout_s, {"lora_name": "roost-probe"})
-        return "LoRA is not enabled" not in _said(body)
+        return "LoRA is not enabled" not in self._said(body)
 
     async def model_path(self, timeout_s: float) -> str:
         """Where the base's files are. Raises EngineFailed."""
@@ -45,38 +46,18 @@ class SglangClient(EngineClient):
         except msgspec.MsgspecError as error:
             raise EngineFailed(f"the engine's answer is not what was expected: {error}") from error
 
-    async def load(self, adapter: str, path: str, timeout_s: float) -> None:
-        """Load an adapter from a folder or an extent; one that is loaded already is fine: its name stands for its
-        content.
+    def _has_it(self, message: str) -> bool:
+        return _LOADED in message or _LOADED_TWICE in message
 
-        Raises InstallRefused, InstallFailed (ArenaOutOfReach too) or InstallUncertain.
-        """
-        call = {"lora_name": adapter, "lora_path": path}
-        try:
-            status, body = await self._call("POST", "/load_lora_adapter", timeout_s, call)
-        except Unreachable as error:
-            raise InstallFailed(error.message) from error
-        except Unanswered as error:
-            raise InstallUncertain(error.message) from error
-        message = _said(body, hidden=path)
-        if status == 200 or (status == 400 and (_LOADED in message or _LOADED_TWICE in message)):
-            return
-        if REFUSED in message:
-            raise InstallRefused(message.partition(REFUSED)[2])
-        if OUT_OF_REACH in message:
-            raise ArenaOutOfReach(message.partition(OUT_OF_REACH)[2])
-        if FAILED in message:
-            raise InstallFailed(message.partition(FAILED)[2])
-        if status == 400 and _STOCK_REFUSAL.search(message):
-            raise InstallRefused(message)
-        raise InstallFailed(f"the engine answered {status}: {message}")
+    def _will_never(self, status: int, message: str) -> bool:
+        return status == 400 and _STOCK_REFUSAL.search(message) is not None
 
     async def unload(self, adapter: str, timeout_s: float) -> Removal:
         """Unload an adapter. A stock server waits for the requests that name it; ours answers BUSY. Raises
         EngineFailed.
         """
         status, body = await self._call("POST", "/unload_lora_adapter", timeout_s, {"lora_name": adapter})
-        message = _said(body)
+        message = self._said(body)
         if status == 200:
             return Removal.REMOVED
         if status == 409:
@@ -85,13 +66,9 @@ class SglangClient(EngineClient):
             return Removal.ABSENT
         raise EngineFailed(f"the engine answered {status} to the removal of {adapter}: {message}")
 
-
-def _said(body: bytes, *, hidden: str = "") -> str:
-    """The message of an answer to a load or a removal."""
-    try:
-        told = msgspec.json.decode(body, type=_Told).error_message
-    except msgspec.MsgspecError:
-        told = None
-    if not told:
-        return message_of(body, hidden=hidden)
-    return message_of(msgspec.json.encode({"message": told}), hidden=hidden)
+    def _said(self, body: bytes, *, hidden: str = "") -> str:
+        try:
+            told = msgspec.json.decode(body, type=_Told).error_message
+        except msgspec.MsgspecError:
+            told = None
+        return super()._said(msgspec.json.encode({"message": told}) if told else body, hidden=hidden)

@@ -38,19 +38,12 @@ class SglangBackend(ServedEngine[SglangClient]):
     def _fill(self, adapter: Installable, folder: Path, dtype: str) -> None:
         write_for_sglang(adapter.view(), folder, dtype=dtype, base=self._base)
 
-    async def _tell_load(self, adapter: str, path: str, timeout_s: float) -> None:
-        await self._connected().load(adapter, path, timeout_s)
-
     async def limits(self) -> EngineLimits:
         """What the server can do: its own word where we started it, the settings' elsewhere. Raises EngineFailed."""
         if self._limits is None:
             client = self._connected()
             bases = [card.id for card in await client.models(ASK_TIMEOUT_S) if card.parent is None]
-            if self.settings.base not in bases:
-                raise EngineFailed(
-                    f"the server at {self._where()} serves {', '.join(bases) or 'nothing'}, not {self.settings.base}",
-                    field="base",
-                )
+            self._check_serves(bases)
             if not await client.takes_adapters(ASK_TIMEOUT_S):
                 raise EngineFailed(f"the server at {self._where()} takes no adapters: start it with --enable-lora")
             model_path = self.settings.model_path or await client.model_path(ASK_TIMEOUT_S)
@@ -60,9 +53,7 @@ class SglangBackend(ServedEngine[SglangClient]):
 
     def _limits_from(self, facts: EngineFacts | None) -> EngineLimits:
         settings = self.settings
-        self._takes_extents = facts is not None and facts.arena
-        if not self._takes_extents:
-            self._warn("it can't read the arena: adapters are written to folders for it, and load slowly")
+        self._heed(facts)
         if facts is not None:
             return EngineLimits(
                 slots=facts.slots, max_rank=facts.max_rank, targets=facts.targets, served_base=settings.base,

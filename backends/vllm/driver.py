@@ -40,19 +40,12 @@ class VllmBackend(ServedEngine[VllmClient]):
     def _fill(self, adapter: Installable, folder: Path, dtype: str) -> None:
         write_engine_peft(adapter.view(), folder, dtype=dtype, base=self._base)
 
-    async def _tell_load(self, adapter: str, path: str, timeout_s: float) -> None:
-        await self._connected().load(adapter, path, timeout_s)
-
     async def limits(self) -> EngineLimits:
         """What the server can do: its own word where our plug-in runs, the settings' elsewhere. Raises EngineFailed."""
         if self._limits is None:
             client = self._connected()
             bases = {card.id: card.root for card in await client.models(ASK_TIMEOUT_S) if card.parent is None}
-            if self.settings.base not in bases:
-                raise EngineFailed(
-                    f"the server at {self._where()} serves {', '.join(bases) or 'nothing'}, not {self.settings.base}",
-                    field="base",
-                )
+            self._check_serves(bases)
             if not await client.takes_adapters(ASK_TIMEOUT_S):
                 raise EngineFailed(
                     f"the server at {self._where()} takes no adapters at run time: "
@@ -64,9 +57,7 @@ class VllmBackend(ServedEngine[VllmClient]):
 
     def _limits_from(self, facts: EngineFacts | None) -> EngineLimits:
         settings = self.settings
-        self._takes_extents = facts is not None and facts.arena
-        if not self._takes_extents:
-            self._warn("it can't read the arena: adapters are written to folders for it, and load slowly")
+        self._heed(facts)
         if facts is not None:
             return EngineLimits(
                 slots=facts.slots, max_rank=facts.max_rank, targets=facts.targets, served_base=settings.base,
