@@ -8,6 +8,7 @@ parallelism it is the product with A that is gathered or reduced, never the inpu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from packer.modules import Place
 
 from .experts import Grouped, grouped_linear
 from .hf_config import BaseConfig
+from .products import Columns, Product, add_products
 from .topology import Topology
 
 
@@ -52,16 +54,24 @@ class Adapters:
                 mlp.linear_fc1.register_forward_hook(_Hook(self, layer, "gate_up"))
                 mlp.linear_fc2.register_forward_hook(_Hook(self, layer, "down"))
 
-    def delta(self, layer: int, linear: str, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor | None:
-        """What the active policy adds to ``output`` of a linear whose input is ``x``; None for nothing."""
+    def add(self, layer: int, linear: str, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """``output`` of a linear with input ``x``, and what the active policy adds to it. May change ``output``."""
         modules = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}.get(linear, (linear,))
         factors = [self.active.get(Place(layer, module)) for module in modules]
         if not any(factors):
-            return None
+            return output
         if linear in ("o", "down"):
-            return self._row(x, factors[0])
-        deltas = self._columns(x, factors)
-        return self._interleave(deltas, output) if linear == "qkv" else _side_by_side(deltas, output)
+            return self._row(x, factors[0], output)
+        groups, widths = self._blocks(linear, output)
+        starts = (0, *accumulate(widths))
+        places = [Columns(start, width) for start, width in zip(starts, widths, strict=False)]
+        present = [(at, pair) for at, pair in zip(places, factors, strict=True) if pair is not None]
+        middles = self._middles(x, [pair for _, pair in present])
+        products = [
+            Product(at, middle * pair.scale, pair.b.to(x.dtype))
+            for (at, pair), middle in zip(present, middles, strict=True)
+        ]
+        return add_products(output, groups, products)
 
     def expert_delta(self, layer: int, module: str, rows: torch.Tensor, grouped: Grouped) -> torch.Tensor | None:
         factors = self.active.get(Place(layer, f"experts.{module}"))
@@ -70,39 +80,38 @@ class Adapters:
         middle = grouped_linear(rows, factors.a.to(rows.dtype), grouped) * factors.scale
         return grouped_linear(middle, factors.b.to(rows.dtype), grouped)
 
-    def _columns(self, x: torch.Tensor, factors: list[Factors | None]) -> list[torch.Tensor | None]:
-        """Column-parallel linears that share their input: A is whole on each rank, B has the rank's rows."""
-        present = [pair for pair in factors if pair is not None]
-        middle = F.linear(x, torch.cat([pair.a for pair in present]).to(x.dtype))
+    def _middles(self, x: torch.Tensor, factors: list[Factors]) -> tuple[torch.Tensor, ...]:
+        """Products with A of column-parallel linears that share their input: A is whole on each rank."""
+        middle = F.linear(x, torch.cat([pair.a for pair in factors]).to(x.dtype))
         if self._topology.sequence:
             middle = gather_from_sequence_parallel_region(middle, tensor_parallel_output_grad=True)
         elif self._topology.tensor > 1:
             middle = copy_to_tensor_model_parallel_region(middle)
-        middles = iter(torch.split(middle, [len(pair.a) for pair in present], dim=-1))
-        return [None if pair is None else F.linear(next(middles) * pair.scale, pair.b.to(x.dtype)) for pair in factors]
+        return torch.split(middle, [len(pair.a) for pair in factors], dim=-1)
 
-    def _row(self, x: torch.Tensor, factors: Factors | None) -> torch.Tensor | None:
+    def _row(self, x: torch.Tensor, factors: Factors | None, output: torch.Tensor) -> torch.Tensor:
         """A row-parallel linear: A has the rank's columns, B is whole on each rank."""
         if factors is None:
-            return None
+            return output
         middle = F.linear(x, factors.a.to(x.dtype))
         if self._topology.sequence:
             middle = reduce_scatter_to_sequence_parallel_region(middle)
         elif self._topology.tensor > 1:
             middle = reduce_from_tensor_model_parallel_region(middle)
-        return F.linear(middle * factors.scale, factors.b.to(x.dtype))
+        rows, b = (middle * factors.scale).flatten(0, -2), factors.b.to(x.dtype)
+        return torch.addmm(output.flatten(0, -2), rows, b.t()).view_as(output)
 
-    def _interleave(self, deltas: list[torch.Tensor | None], output: torch.Tensor) -> torch.Tensor:
-        """q, k and v in Megatron's order: for each key head its queries, its key, its value."""
-        groups = self._base.kv_heads // self._topology.tensor
-        widths = (self._base.heads // self._base.kv_heads, 1, 1)
-        parts = [
-            output.new_zeros(*output.shape[:-1], groups, width * self._base.head_dim)
-            if delta is None
-            else delta.reshape(*output.shape[:-1], groups, -1)
-            for delta, width in zip(deltas, widths, strict=True)
-        ]
-        return torch.cat(parts, dim=-1).reshape(output.shape)
+    def _blocks(self, linear: str, output: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+        """How many blocks Megatron's output has, and the widths of the projections in each.
+
+        For q, k and v: for each key head its queries, its key, its value. Else gate before up.
+        """
+        if linear == "qkv":
+            head = self._base.head_dim
+            queries = self._base.heads // self._base.kv_heads
+            return self._base.kv_heads // self._topology.tensor, (queries * head, head, head)
+        half = output.shape[-1] // 2
+        return 1, (half, half)
 
 
 class _Hook:
@@ -113,8 +122,7 @@ class _Hook:
 
     def __call__(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...], outputs: Any) -> Any:
         output, bias = outputs
-        delta = self._adapters.delta(self._layer, self._linear, inputs[0], output)
-        return outputs if delta is None else (output + delta, bias)
+        return self._adapters.add(self._layer, self._linear, inputs[0], output), bias
 
 
 class _ExpertHook:
@@ -124,10 +132,3 @@ class _ExpertHook:
 
     def __call__(self, module: str, rows: torch.Tensor, grouped: Grouped) -> torch.Tensor | None:
         return self._adapters.expert_delta(self._layer, module, rows, grouped)
-
-
-def _side_by_side(deltas: list[torch.Tensor | None], output: torch.Tensor) -> torch.Tensor:
-    """Gate before up, as the linear that computes both has them."""
-    half = output.shape[-1] // 2
-    parts = [output.new_zeros(*output.shape[:-1], half) if delta is None else delta for delta in deltas]
-    return torch.cat(parts, dim=-1)

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
@@ -25,14 +24,11 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 
 from .experts import GroupedExperts
+from .head import score
 from .hf_config import BaseConfig
 from .topology import Topology
-
-# what the logits of one pass over the head may take, in fp32
-HEAD_BYTES = 256 << 20
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -59,11 +55,7 @@ _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 
 
 class ScoringModel(GPTModel):  # type: ignore[misc]
-    """A GPTModel whose last stage gives -log p of the labels, (batch, sequence) in fp32, without holding all logits.
-
-    The head is run over so many positions at a time that their logits stay within ``HEAD_BYTES``, and again in the
-    backward pass.
-    """
+    """A GPTModel whose last stage gives -log p of the labels, (batch, sequence) in fp32, without holding all logits."""
 
     def _postprocess(self, hidden_states: torch.Tensor, *, labels: torch.Tensor, **_: Any) -> torch.Tensor:
         if not self.post_process:
@@ -72,23 +64,9 @@ class ScoringModel(GPTModel):  # type: ignore[misc]
             hidden = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=True)
         else:
             hidden = copy_to_tensor_model_parallel_region(hidden_states)
-        weight = self.output_layer.weight
         targets = labels.transpose(0, 1).reshape(-1)
-        rows = hidden.reshape(len(targets), -1)
-        step = max(1, HEAD_BYTES // (4 * len(weight)))
-        if len(targets) <= step:
-            nll = _head(rows, weight, targets)
-        else:
-            chunks = zip(torch.split(rows, step), torch.split(targets, step), strict=True)
-            nll = torch.cat([checkpoint(_head, part, weight, wanted, use_reentrant=False) for part, wanted in chunks])
+        nll = score(hidden.reshape(len(targets), -1), self.output_layer.weight, targets)
         return nll.view(hidden.shape[:2]).transpose(0, 1)
-
-
-def _head(rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """(n, hidden) -> -log p of the targets (n,); ``weight`` has this tensor rank's part of the vocabulary."""
-    logits = F.linear(rows, weight).unsqueeze(1)
-    nll: torch.Tensor = vocab_parallel_cross_entropy(logits, targets.unsqueeze(1))
-    return nll.squeeze(1)
 
 
 class CausalAttention(torch.nn.Module):
@@ -116,10 +94,11 @@ def build_model(base: BaseConfig, topology: Topology, device: torch.device, dtyp
     moe_utils.te_general_gemm = None
     config = _config(base, topology, device, DTYPES[dtype], recompute=recompute)
     layers = topology.layers(base.layers)
-    specs = [_layer(base, moe=base.moe_layers[layer]) for layer in layers]
+    norm = _norm(device)
+    specs = [_layer(base, norm, moe=base.moe_layers[layer]) for layer in layers]
     model = ScoringModel(
         config,
-        TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm),
+        TransformerBlockSubmodules(layer_specs=specs, layer_norm=norm),
         vocab_size=base.vocabulary,
         max_sequence_length=base.context,
         pre_process=topology.first_stage,
@@ -196,8 +175,16 @@ def _config(
     )
 
 
-def _layer(base: BaseConfig, *, moe: bool) -> ModuleSpec:
-    norm = RMSNorm if base.qk_norm else IdentityOp
+def _norm(device: torch.device) -> type[RMSNorm]:
+    if device.type != "cuda":
+        return RMSNorm
+    from .cuda_norm import FusedRMSNorm
+
+    return FusedRMSNorm
+
+
+def _layer(base: BaseConfig, norm: type[RMSNorm], *, moe: bool) -> ModuleSpec:
+    head_norm = norm if base.qk_norm else IdentityOp
     mlp = (
         ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=GroupedExperts))
         if moe
@@ -208,7 +195,7 @@ def _layer(base: BaseConfig, *, moe: bool) -> ModuleSpec:
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            input_layernorm=RMSNorm,
+            input_layernorm=norm,
             self_attention=ModuleSpec(
                 module=SelfAttention,
                 params={"attn_mask_type": AttnMaskType.causal},
@@ -216,12 +203,12 @@ def _layer(base: BaseConfig, *, moe: bool) -> ModuleSpec:
                     linear_qkv=ColumnParallelLinear,
                     core_attention=CausalAttention,
                     linear_proj=RowParallelLinear,
-                    q_layernorm=norm,
-                    k_layernorm=norm,
+                    q_layernorm=head_norm,
+                    k_layernorm=head_norm,
                 ),
             ),
             self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=RMSNorm,
+            pre_mlp_layernorm=norm,
             mlp=mlp,
             mlp_bda=get_bias_dropout_add,
         ),

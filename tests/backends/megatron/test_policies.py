@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("megatron.core")
 
-from backends.megatron_train import engine, model
+from backends.megatron_train import engine, head
 from backends.megatron_train.control import MegatronTrainer
 from tests.backends.megatron.bases import VOCABULARY, datum, floats, mixed_batch, sft_batch
 from tests.backends.megatron.trainers import exported, local_trainer
@@ -296,8 +296,8 @@ async def test_a_head_in_parts_computes_the_same(
     bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = []
-    for head_bytes in (model.HEAD_BYTES, 4 * VOCABULARY * 7):
-        monkeypatch.setattr(model, "HEAD_BYTES", head_bytes)
+    for head_bytes in (head.HEAD_BYTES, 4 * VOCABULARY * 7):
+        monkeypatch.setattr(head, "HEAD_BYTES", head_bytes)
         async with local_trainer(bases["llama"], tmp_path / str(head_bytes)) as trainer:
             await trainer.create_policy(ONE)
             policy = Policy(trainer, "one")
