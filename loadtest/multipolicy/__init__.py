@@ -8,6 +8,7 @@ until their turn is over in both. Then, on a trainer of its own, 50 policies of 
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import tempfile
 import time
@@ -121,6 +122,8 @@ class Bench:
         self._told = environment(seed=seed, engine="vllm", stand_in=base.stand_in) | {
             "base": base.name, "device": base.device, "plan": msgspec.to_builtins(plan),
         }  # fmt: skip
+        if base.device == "cuda":
+            self._told["gpu_shared_by"] = "MPS" if os.environ.get("CUDA_MPS_PIPE_DIRECTORY") else "time slices"
 
     def both_ways(self, mesh: TrainingMesh) -> dict[str, Any]:
         """Over a mesh that runs."""

@@ -31,7 +31,11 @@ def engine_options(base: TrainedBase) -> dict[str, Any]:
 def trainer_options(base: TrainedBase) -> dict[str, Any]:
     """What its trainer is started with: on a GPU that has room for activations, none of them is computed again."""
     if base.device == "cuda":
-        return {"max_context": _CONTEXT, "micro_batch_tokens": 10240, "recompute": False}
+        return {
+            "max_context": _CONTEXT, "micro_batch_tokens": 10240, "recompute": False,
+            # where NVIDIA's MPS shares the GPU, the engine's short kernels go first
+            "env": {"CUDA_MPS_CLIENT_PRIORITY": "1"},
+        }  # fmt: skip
     return {"max_context": _CONTEXT, "micro_batch_tokens": 2048}
 
 
