@@ -25,6 +25,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from wire.outcomes import InvalidRequest
+
 from .experts import GroupedExperts
 from .head import score
 from .hf_config import BaseConfig
@@ -178,8 +180,10 @@ def _config(
 def _norm(device: torch.device) -> type[RMSNorm]:
     if device.type != "cuda":
         return RMSNorm
-    from .cuda_norm import FusedRMSNorm
-
+    try:
+        from .cuda_norm import FusedRMSNorm
+    except ImportError as error:
+        raise InvalidRequest(f"training on CUDA needs the extra megatron-cuda: {error}", field="device") from None
     return FusedRMSNorm
 
 
