@@ -20,7 +20,7 @@ def score(rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> to
     backward pass needs neither them nor the head again.
     """
     step = max(1, HEAD_BYTES // (4 * len(weight)))
-    nll: torch.Tensor = _Score.apply(rows, weight, targets, step)
+    nll: torch.Tensor = _Score.apply(rows, weight, targets, step)  # type: ignore[no-untyped-call]
     return nll
 
 
@@ -29,7 +29,7 @@ class _Score(torch.autograd.Function):
     def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, step: int) -> torch.Tensor:
         wanted = ctx.needs_input_grad[0]
         parts = []
-        gradients = []
+        gradients: list[torch.Tensor] = []
         with torch.set_grad_enabled(wanted):
             for some, expected in zip(torch.split(rows, step), torch.split(targets, step), strict=True):
                 leaf = some.detach().requires_grad_(wanted)

@@ -28,7 +28,7 @@ def add_products(output: torch.Tensor, groups: int, products: Sequence[Product])
     written down by itself, which for wide linears is most of what LoRA costs. ``output`` itself is changed."""
     columns = tuple(product.at for product in products)
     factors = [factor for product in products for factor in (product.middle, product.b)]
-    added: torch.Tensor = _AddProducts.apply(output, groups, columns, *factors)
+    added: torch.Tensor = _AddProducts.apply(output, groups, columns, *factors)  # type: ignore[no-untyped-call]
     return added
 
 
