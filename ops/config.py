@@ -21,11 +21,9 @@ from catalog.artifacts import StoreLocation, check_location
 from catalog.inputs import ALL_TENANTS
 from catalog.names import check_base, check_part
 from catalog.postgres.address import check_address
+from catalog.settings import RegistrarTuning
 from gateway.membership import check_nodes
-from gateway.placement.tuning import PLACED_EXCESS, SPILL_EXCESS
-from gateway.popularity import COOLDOWN_S, REPLICA_LEASES
-from gateway.quotas import Quota
-from gateway.settings import NodeAddress
+from gateway.settings import GatewayTuning, NodeAddress
 from gateway.training.settings import TrainingTuning
 from sidecar.settings import NodeTuning, TrainerAddress
 from wire.curve import decode_key
@@ -42,11 +40,7 @@ _ENGINE_NUMBERS = ("slots", "max_rank", "count", "max_model_len", "kv_cache_byte
 _OUTSIDE_TABLES = frozenset({"state_dir", "store", "store_endpoint", "store_region"})
 
 
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of the tables of ``roost.toml``."""
-
-
-class RegistrarConfig(Section, frozen=True):
+class RegistrarConfig(RegistrarTuning, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Empty endpoints mean socket files in the state folder; ``tcp://`` ones get CURVE keys.
 
     ``journal`` is the ``postgresql://`` address that the hosts of a fleet share; empty, this host is alone.
@@ -54,16 +48,11 @@ class RegistrarConfig(Section, frozen=True):
 
     endpoint: str = ""
     feed_endpoint: str = ""
-    map_bytes: int = 1 << 34
-    batch_max: int = 512
-    journal: str = ""
-    view_wait_s: float = 1.0
 
 
-class GatewayConfig(Section, frozen=True):
-    """The front door. ``anonymous`` lets requests without a key in, on a loopback address only.
+class GatewayConfig(GatewayTuning, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The front door.
 
-    ``max_choices``, ``max_generated_tokens`` (of all choices together) and ``max_logprobs`` bound one request.
     ``nodes`` are those of other hosts: ``[[gateway.nodes]]`` with ``name``, ``endpoint``, ``feed_endpoint`` and
     ``public``, the CURVE key that `roost keys curve` shows there for the sidecar. ``nodes_file`` lists more of them
     (``[[nodes]]``, the same fields), and is followed at run time; empty, it is ``nodes.toml`` in the state folder.
@@ -73,30 +62,8 @@ class GatewayConfig(Section, frozen=True):
     """
 
     name: str = ""
-    host: str = "127.0.0.1"
-    port: int = 8080
-    anonymous: bool = False
-    max_body_bytes: int = 8 << 20
-    max_artifact_bytes: int = 64 << 30
-    request_timeout_s: float = 600.0
-    acquire_timeout_s: float = 120.0
-    keep_alive_s: float = 75.0
-    head_timeout_s: float = 15.0
-    max_connections: int = 16384
-    access_log: bool = True
-    max_choices: int = 128
-    max_generated_tokens: int = 1 << 18
-    max_logprobs: int = 20
     nodes: tuple[NodeAddress, ...] = ()
     nodes_file: str = ""
-    quotas: dict[str, Quota] = {}
-    default_quota: Quota = Quota()
-    gateways: int = 1
-    replica_leases: int = REPLICA_LEASES
-    replica_cooldown_s: float = COOLDOWN_S
-    placed_excess: float = PLACED_EXCESS
-    spill_excess: float = SPILL_EXCESS
-    prefix_bytes: int = 0
 
 
 class EngineConfig(EngineSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -149,7 +116,7 @@ class TrainingConfig(TrainingTuning, frozen=True, forbid_unknown_fields=True, kw
     peers: tuple[str, ...] = ()
 
 
-class RoostConfig(Section, frozen=True):
+class RoostConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A deployment on one host. Everything that it writes is under ``state_dir``, but for artifacts with a ``store``.
 
     ``store`` is ``s3://bucket/prefix``, ``gs://``, ``az://`` or ``file:///folder``; ``store_endpoint`` is for servers

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from backends.interface import EngineSettings
 from backends.trainer import TrainerSettings
-from catalog.settings import CurveSettings, RegistrarSettings
-from gateway.settings import GatewaySettings, NodeAddress
+from catalog.settings import CurveSettings, RegistrarSettings, RegistrarTuning
+from gateway.settings import GatewaySettings, GatewayTuning, NodeAddress
 from gateway.training.settings import TrainingSettings, TrainingTuning, TransferAddress
 from sidecar.settings import NodeTuning, SidecarSettings, TrainerAddress
 from wire.curve import make_keys
@@ -79,7 +79,7 @@ def engine_settings(node: NodeConfig, fingerprints: Mapping[str, str]) -> tuple[
     """Every engine of the node, one by one and named. ``fingerprints`` maps each base to the catalog's."""
     engines: list[EngineSettings] = []
     for config in node.engines:
-        fields = {field.name: getattr(config, field.name) for field in msgspec.structs.fields(EngineSettings)}
+        fields = _fields(EngineSettings, config)
         for _ in range(config.count):
             taken = {engine.name for engine in engines}
             fields["name"] = _free_name(config.name or config.base.lower(), taken, numbered=config.count > 1)
@@ -112,11 +112,8 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
             store=config.location,
             endpoint=registrar_endpoint,
             feed_endpoint=registrar_feed,
-            map_bytes=config.registrar.map_bytes,
-            batch_max=config.registrar.batch_max,
-            journal=config.registrar.journal,
-            view_wait_s=config.registrar.view_wait_s,
             curve=_curve(REGISTRAR, keys),
+            **_fields(RegistrarTuning, config.registrar),
         ),
         SidecarSettings(
             node=node.name,
@@ -143,7 +140,7 @@ def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str])
             nodes_file=str(absolute(config.gateway.nodes_file) if config.gateway.nodes_file else layout.nodes_file),
             training=layout.socket_file(TRAINING) if config.training.base else "",
             curve=_curve(GATEWAY, keys),
-            **_fields(GatewayConfig, config.gateway, leave_out={"name", "nodes", "nodes_file"}),
+            **_fields(GatewayTuning, config.gateway),
         ),
     )
 
@@ -218,10 +215,9 @@ def _with_peers(curve: CurveSettings | None, peers: tuple[str, ...]) -> CurveSet
     return curve and msgspec.structs.replace(curve, peers=(*curve.peers, *peers))
 
 
-def _fields(kind: type[msgspec.Struct], section: msgspec.Struct, leave_out: Collection[str] = ()) -> dict[str, Any]:
+def _fields(kind: type[msgspec.Struct], section: msgspec.Struct) -> dict[str, Any]:
     """What ``section`` has of the fields of ``kind``."""
-    names = (field.name for field in msgspec.structs.fields(kind))
-    return {name: getattr(section, name) for name in names if name not in leave_out}
+    return {field.name: getattr(section, field.name) for field in msgspec.structs.fields(kind)}
 
 
 def _free_name(wanted: str, taken: set[str], *, numbered: bool) -> str:
