@@ -212,8 +212,19 @@ def _anchored(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _check_meaning(config: RoostConfig) -> None:
-    gateway, node = config.gateway, config.node
     check_location(config.location)
+    _check_gateway(config.gateway)
+    if config.registrar.journal:
+        check_address(config.registrar.journal, "registrar.journal")
+    check_part(config.node.name, "node.name")
+    _check_endpoints(config)
+    _check_fleet(config)
+    _check_engines(config.node.engines)
+    _check_training(config)
+    _check_numbers(config)
+
+
+def _check_gateway(gateway: GatewayConfig) -> None:
     if not is_port(gateway.port):
         raise _invalid("gateway.port", f"expected 1 to 65535, got {gateway.port}")
     if gateway.anonymous and not is_loopback(gateway.host):
@@ -222,46 +233,24 @@ def _check_meaning(config: RoostConfig) -> None:
             f"requests without a key are for loopback only, and gateway.host is {gateway.host}: "
             "remove `anonymous`, and make keys with `roost keys create`",
         )
-    if config.registrar.journal:
-        check_address(config.registrar.journal, "registrar.journal")
-    check_part(node.name, "node.name")
     if gateway.name:
         check_part(gateway.name, "gateway.name")
-    for path, endpoint in (
-        ("registrar.endpoint", config.registrar.endpoint),
-        ("registrar.feed_endpoint", config.registrar.feed_endpoint),
-        ("node.endpoint", node.endpoint),
-        ("node.feed_endpoint", node.feed_endpoint),
-        ("training.endpoint", config.training.endpoint),
-        ("training.feed_endpoint", config.training.feed_endpoint),
-        *(
-            (f"node.trainers[{index}].{name}", getattr(trainer, name))
-            for index, trainer in enumerate(node.trainers)
-            for name in ("endpoint", "feed_endpoint")
-        ),
-    ):
-        if endpoint and not re.fullmatch(r"ipc:///.+|tcp://[^:/]+:[0-9]{1,5}", endpoint):
-            raise _invalid(path, f"expected ipc:///path/to/socket or tcp://host:port, got {endpoint!r}")
-        if endpoint.startswith("tcp://"):
-            _check_port(path, endpoint)
-    _check_fleet(config)
-    names: set[str] = set()
-    for index, engine in enumerate(node.engines):
-        _check_engine(engine, f"node.engines[{index}]")
-        if engine.name and engine.name in names:
-            raise _invalid(f"node.engines[{index}].name", f"another engine is called {engine.name!r}")
-        names.add(engine.name)
-    _check_training(config)
-    for path, count in _numbers(config):
-        may_be_zero = path.rpartition(".")[2] in _MAY_BE_ZERO
-        # neither is infinity a number that any process could be told, nor is what is no number at all
-        if not (0 < count < math.inf or (may_be_zero and count == 0)):
-            raise _invalid(path, f"expected {'0 or ' if may_be_zero else ''}a positive number, got {count}")
-    if node.loads_in_flight_min > node.loads_in_flight:
-        raise _invalid(
-            "node.loads_in_flight_min",
-            f"{node.loads_in_flight_min} is more than node.loads_in_flight, {node.loads_in_flight}",
-        )
+
+
+def _check_endpoints(config: RoostConfig) -> None:
+    tables = (
+        ("registrar", config.registrar),
+        ("node", config.node),
+        ("training", config.training),
+        *((f"node.trainers[{index}]", trainer) for index, trainer in enumerate(config.node.trainers)),
+    )
+    for table, addresses in tables:
+        for name in ("endpoint", "feed_endpoint"):
+            path, endpoint = f"{table}.{name}", getattr(addresses, name)
+            if endpoint and not re.fullmatch(r"ipc:///.+|tcp://[^:/]+:[0-9]{1,5}", endpoint):
+                raise _invalid(path, f"expected ipc:///path/to/socket or tcp://host:port, got {endpoint!r}")
+            if endpoint.startswith("tcp://"):
+                _check_port(path, endpoint)
 
 
 def _check_fleet(config: RoostConfig) -> None:
@@ -311,6 +300,15 @@ def base_path(config: RoostConfig) -> str:
     return config.training.trainer.model_path or next(filter(None, paths), "")
 
 
+def _check_engines(engines: Sequence[EngineConfig]) -> None:
+    names: set[str] = set()
+    for index, engine in enumerate(engines):
+        _check_engine(engine, f"node.engines[{index}]")
+        if engine.name and engine.name in names:
+            raise _invalid(f"node.engines[{index}].name", f"another engine is called {engine.name!r}")
+        names.add(engine.name)
+
+
 def _check_engine(engine: EngineConfig, path: str) -> None:
     check_base(engine.base, f"{path}.base")
     if engine.name:
@@ -335,6 +333,20 @@ def _check_port(path: str, address: str) -> None:
     port = int(address.rpartition(":")[2])
     if not is_port(port):
         raise _invalid(path, f"expected a port of 1 to 65535, got {port}")
+
+
+def _check_numbers(config: RoostConfig) -> None:
+    for path, count in _numbers(config):
+        may_be_zero = path.rpartition(".")[2] in _MAY_BE_ZERO
+        # neither is infinity a number that any process could be told, nor is what is no number at all
+        if not (0 < count < math.inf or (may_be_zero and count == 0)):
+            raise _invalid(path, f"expected {'0 or ' if may_be_zero else ''}a positive number, got {count}")
+    node = config.node
+    if node.loads_in_flight_min > node.loads_in_flight:
+        raise _invalid(
+            "node.loads_in_flight_min",
+            f"{node.loads_in_flight_min} is more than node.loads_in_flight, {node.loads_in_flight}",
+        )
 
 
 def _numbers(config: RoostConfig) -> list[tuple[str, float]]:

@@ -92,56 +92,76 @@ def engine_settings(node: NodeConfig, fingerprints: Mapping[str, str]) -> tuple[
 def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str]) -> Deployment:
     """What each process is told. Makes CURVE keys where an endpoint needs them."""
     keys = curve_keys(layout) if needs_curve(config) else {}
-    registrar_endpoint = config.registrar.endpoint or layout.socket("registrar")
-    registrar_feed = config.registrar.feed_endpoint or layout.socket("registrar-feed")
     node = NodeAddress(
         name=config.node.name,
         endpoint=config.node.endpoint or layout.socket("node"),
         feed_endpoint=config.node.feed_endpoint or layout.socket("node-feed"),
         public=keys[SIDECAR].public if keys else "",
     )
+    registrar = _registrar(config, layout, keys)
+    return Deployment(
+        registrar,
+        _sidecar(config, layout, keys, node, registrar.feed_endpoint, engine_settings(config.node, fingerprints)),
+        _gateway(config, layout, keys, node, registrar.endpoint),
+    )
+
+
+def _registrar(config: RoostConfig, layout: Layout, keys: Mapping[str, KeyPair]) -> RegistrarSettings:
+    return RegistrarSettings(
+        catalog_dir=str(layout.catalog),
+        store_dir=str(layout.store),
+        store=config.location,
+        endpoint=config.registrar.endpoint or layout.socket("registrar"),
+        feed_endpoint=config.registrar.feed_endpoint or layout.socket("registrar-feed"),
+        curve=_curve(REGISTRAR, keys),
+        **_fields(RegistrarTuning, config.registrar),
+    )
+
+
+def _sidecar(
+    config: RoostConfig,
+    layout: Layout,
+    keys: Mapping[str, KeyPair],
+    node: NodeAddress,
+    registrar_feed: str,
+    engines: tuple[EngineSettings, ...],
+) -> SidecarSettings:
     trainer = TrainerAddress(
         endpoint=layout.socket("revisions"),
         feed_endpoint=layout.socket("revisions-feed"),
         public=keys[GATEWAY].public if keys else "",
     )
-    return Deployment(
-        RegistrarSettings(
-            catalog_dir=str(layout.catalog),
-            store_dir=str(layout.store),
-            store=config.location,
-            endpoint=registrar_endpoint,
-            feed_endpoint=registrar_feed,
-            curve=_curve(REGISTRAR, keys),
-            **_fields(RegistrarTuning, config.registrar),
-        ),
-        SidecarSettings(
-            node=node.name,
-            endpoint=node.endpoint,
-            feed_endpoint=node.feed_endpoint,
-            store_dir=str(layout.store),
-            store=config.location,
-            run_dir=str(layout.run),
-            log_dir=str(layout.logs),
-            engines=engine_settings(config.node, fingerprints),
-            registrar_feed=registrar_feed,
-            trainers=(*((trainer,) if config.training.base else ()), *config.node.trainers),
-            disk_dir=str(layout.disk / node.name),
-            curve=_curve(SIDECAR, keys, config.node.peers),
-            **_fields(NodeTuning, config.node),
-        ),
-        GatewaySettings(
-            name=config.gateway.name or gateway_name(layout),
-            catalog_dir=str(layout.catalog),
-            store_dir=str(layout.store),
-            store=config.location,
-            registrar_endpoint=registrar_endpoint,
-            nodes=(node, *config.gateway.nodes),
-            nodes_file=str(absolute(config.gateway.nodes_file) if config.gateway.nodes_file else layout.nodes_file),
-            training=layout.socket_file(TRAINING) if config.training.base else "",
-            curve=_curve(GATEWAY, keys),
-            **_fields(GatewayTuning, config.gateway),
-        ),
+    return SidecarSettings(
+        node=node.name,
+        endpoint=node.endpoint,
+        feed_endpoint=node.feed_endpoint,
+        store_dir=str(layout.store),
+        store=config.location,
+        run_dir=str(layout.run),
+        log_dir=str(layout.logs),
+        engines=engines,
+        registrar_feed=registrar_feed,
+        trainers=(*((trainer,) if config.training.base else ()), *config.node.trainers),
+        disk_dir=str(layout.disk / node.name),
+        curve=_curve(SIDECAR, keys, config.node.peers),
+        **_fields(NodeTuning, config.node),
+    )
+
+
+def _gateway(
+    config: RoostConfig, layout: Layout, keys: Mapping[str, KeyPair], node: NodeAddress, registrar_endpoint: str
+) -> GatewaySettings:
+    return GatewaySettings(
+        name=config.gateway.name or gateway_name(layout),
+        catalog_dir=str(layout.catalog),
+        store_dir=str(layout.store),
+        store=config.location,
+        registrar_endpoint=registrar_endpoint,
+        nodes=(node, *config.gateway.nodes),
+        nodes_file=str(absolute(config.gateway.nodes_file) if config.gateway.nodes_file else layout.nodes_file),
+        training=layout.socket_file(TRAINING) if config.training.base else "",
+        curve=_curve(GATEWAY, keys),
+        **_fields(GatewayTuning, config.gateway),
     )
 
 
