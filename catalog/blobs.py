@@ -72,6 +72,14 @@ def check_digest(text: str, field: str = "digest") -> str:
     return text
 
 
+def check_announced(digest: str, announced: str | None) -> None:
+    """Raises ArtifactUnavailable where bytes of ``digest`` were ``announced`` as others, InvalidRequest where that is
+    no digest.
+    """
+    if announced is not None and check_digest(announced) != digest:
+        raise ArtifactUnavailable(f"the bytes have digest {digest}, not {announced} as announced", field="digest")
+
+
 class BlobStore:
     """A content-addressed folder, shared by any number of processes. ``now`` is the clock that file ages go by."""
 
@@ -305,10 +313,7 @@ class BlobWriter:
         digest: str = self._hasher.hexdigest()
         expected = expected_digest if expected_digest is not None else self._announced
         try:
-            if expected is not None and check_digest(expected) != digest:
-                raise ArtifactUnavailable(
-                    f"the bytes have digest {digest}, not {expected} as announced", field="digest"
-                )
+            check_announced(digest, expected)
             with _storage("store an artifact"):
                 os.fchmod(self._fd, _BLOB_MODE)
                 os.fsync(self._fd)

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Self
 
+from aiohttp import web
+
 from catalog.artifacts import open_store
 from catalog.client import RegistrarClient
 
@@ -117,17 +119,33 @@ class Gateway:
     async def _listen(self) -> None:
         settings = self.settings
         authenticator = Authenticator(anonymous=settings.anonymous)
-        data = DataPlane(
+        limits = HttpLimits(
+            max_body_bytes=settings.max_body_bytes,
+            max_control_body_bytes=settings.max_artifact_bytes,
+            head_timeout_s=settings.head_timeout_s,
+            keep_alive_s=settings.keep_alive_s,
+            max_connections=_affordable(settings.max_connections, other_nodes=max(0, len(self.nodes) - 1)),
+        )
+        self._server = await serve(
+            settings.host,
+            settings.port,
+            data_routes=DATA_ROUTES,
+            handler=self._data_plane(authenticator).handle,
+            control=self._control(authenticator),
+            limits=limits,
+        )
+
+    def _data_plane(self, authenticator: Authenticator) -> DataPlane:
+        settings = self.settings
+        tuning = Tuning(
+            placed_excess=settings.placed_excess,
+            spill_excess=settings.spill_excess,
+            quiet_leases=settings.replica_leases,
+        )
+        return DataPlane(
             catalog=self._catalog,
             authenticator=authenticator,
-            placer=Placer(
-                self.nodes,
-                Tuning(
-                    placed_excess=settings.placed_excess,
-                    spill_excess=settings.spill_excess,
-                    quiet_leases=settings.replica_leases,
-                ),
-            ),
+            placer=Placer(self.nodes, tuning),
             leases=self._leases,
             upstream=self._upstream,
             metrics=self.metrics,
@@ -137,34 +155,24 @@ class Gateway:
             quotas=self.quotas,
             prefix_bytes=settings.prefix_bytes,
         )
-        control = make_control(
-            Services(
-                gateway=settings.name,
-                catalog=self._catalog,
-                registrar=self._registrar,
-                store=open_store(Path(settings.store_dir), settings.store),
-                nodes=self.nodes,
-                fleet=self._fleet,
-                members=self._members,
-                authenticator=authenticator,
-                collector=GatewayCollector(self.metrics, self.nodes, self._dropped),
-                max_artifact_bytes=settings.max_artifact_bytes,
-                scans=self._scans,
-                lookups=self._lookups,
-            ),
-            data_paths=ROUTES,
-            training=self._training,
+
+    def _control(self, authenticator: Authenticator) -> web.Application:
+        settings = self.settings
+        services = Services(
+            gateway=settings.name,
+            catalog=self._catalog,
+            registrar=self._registrar,
+            store=open_store(Path(settings.store_dir), settings.store),
+            nodes=self.nodes,
+            fleet=self._fleet,
+            members=self._members,
+            authenticator=authenticator,
+            collector=GatewayCollector(self.metrics, self.nodes, self._dropped),
+            max_artifact_bytes=settings.max_artifact_bytes,
+            scans=self._scans,
+            lookups=self._lookups,
         )
-        limits = HttpLimits(
-            max_body_bytes=settings.max_body_bytes,
-            max_control_body_bytes=settings.max_artifact_bytes,
-            head_timeout_s=settings.head_timeout_s,
-            keep_alive_s=settings.keep_alive_s,
-            max_connections=_affordable(settings.max_connections, other_nodes=max(0, len(self.nodes) - 1)),
-        )
-        self._server = await serve(
-            settings.host, settings.port, data_routes=DATA_ROUTES, handler=data.handle, control=control, limits=limits
-        )
+        return make_control(services, data_paths=ROUTES, training=self._training)
 
     def _dropped(self) -> dict[str, int]:
         dropped = self._fleet.dropped()

@@ -23,29 +23,21 @@ class NodeAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     public: str = ""
 
 
-class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes in bytes, times in seconds. ``nodes`` are those of the start; ``nodes_file`` names a TOML file that lists
-    more of them and is followed while the gateway runs. ``anonymous`` lets requests without a key in (loopback only).
+class GatewayTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an operator may choose of a gateway. Sizes in bytes, times in seconds. ``anonymous`` lets requests without a
+    key in (loopback only).
 
-    ``store_dir`` holds the artifacts unless ``store`` says where. ``max_choices`` (``n`` times the prompts),
-    ``max_generated_tokens`` (of all choices together) and ``max_logprobs`` bound what one request may ask of an engine.
-    ``quotas`` bound what tenants may ask in a minute, ``default_quota`` those that have none of their own; each of
-    ``gateways`` gateways lets its share of them in.
+    ``max_choices`` (``n`` times the prompts), ``max_generated_tokens`` (of all choices together) and ``max_logprobs``
+    bound what one request may ask of an engine. ``quotas`` bound what tenants may ask in a minute, ``default_quota``
+    those that have none of their own; each of ``gateways`` gateways lets its share of them in.
     A policy gets one copy more for each ``replica_leases`` that it has on average, and one less every
     ``replica_cooldown_s`` while it has fewer; ``placed_excess`` and ``spill_excess`` are how much more than its share a
     node may have. With ``prefix_bytes`` requests that begin with the same so many go to the same of several copies.
-    ``access_log`` writes a JSON line a request to standard output. ``training`` is the socket file of the training
-    service, if there is one.
+    ``access_log`` writes a JSON line a request to standard output.
     """
 
-    name: str
     host: str = "127.0.0.1"
     port: int = 8080
-    catalog_dir: str
-    store_dir: str
-    registrar_endpoint: str
-    nodes: tuple[NodeAddress, ...]
-    nodes_file: str = ""
     anonymous: bool = False
     max_body_bytes: int = 8 << 20
     max_artifact_bytes: int = 64 << 30
@@ -55,7 +47,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     head_timeout_s: float = 15.0
     max_connections: int = 16384
     access_log: bool = True
-    store: StoreLocation = OWN_FOLDER
     max_choices: int = 128
     max_generated_tokens: int = 1 << 18
     max_logprobs: int = 20
@@ -67,5 +58,20 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     placed_excess: float = PLACED_EXCESS
     spill_excess: float = SPILL_EXCESS
     prefix_bytes: int = 0
+
+
+class GatewaySettings(GatewayTuning, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``nodes`` are those of the start; ``nodes_file`` names a TOML file that lists more of them and is followed while
+    the gateway runs. ``store_dir`` holds the artifacts unless ``store`` says where. ``training`` is the socket file of
+    the training service, if there is one.
+    """
+
+    name: str
+    catalog_dir: str
+    store_dir: str
+    registrar_endpoint: str
+    nodes: tuple[NodeAddress, ...]
+    nodes_file: str = ""
+    store: StoreLocation = OWN_FOLDER
     training: str = ""
     curve: CurveSettings | None = None

@@ -21,11 +21,9 @@ from catalog.artifacts import StoreLocation, check_location
 from catalog.inputs import ALL_TENANTS
 from catalog.names import check_base, check_part
 from catalog.postgres.address import check_address
+from catalog.settings import RegistrarTuning
 from gateway.membership import check_nodes
-from gateway.placement.tuning import PLACED_EXCESS, SPILL_EXCESS
-from gateway.popularity import COOLDOWN_S, REPLICA_LEASES
-from gateway.quotas import Quota
-from gateway.settings import NodeAddress
+from gateway.settings import GatewayTuning, NodeAddress
 from gateway.training.settings import TrainingTuning
 from sidecar.settings import NodeTuning, TrainerAddress
 from wire.curve import decode_key
@@ -42,11 +40,7 @@ _ENGINE_NUMBERS = ("slots", "max_rank", "count", "max_model_len", "kv_cache_byte
 _OUTSIDE_TABLES = frozenset({"state_dir", "store", "store_endpoint", "store_region"})
 
 
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of the tables of ``roost.toml``."""
-
-
-class RegistrarConfig(Section, frozen=True):
+class RegistrarConfig(RegistrarTuning, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Empty endpoints mean socket files in the state folder; ``tcp://`` ones get CURVE keys.
 
     ``journal`` is the ``postgresql://`` address that the hosts of a fleet share; empty, this host is alone.
@@ -54,16 +48,11 @@ class RegistrarConfig(Section, frozen=True):
 
     endpoint: str = ""
     feed_endpoint: str = ""
-    map_bytes: int = 1 << 34
-    batch_max: int = 512
-    journal: str = ""
-    view_wait_s: float = 1.0
 
 
-class GatewayConfig(Section, frozen=True):
-    """The front door. ``anonymous`` lets requests without a key in, on a loopback address only.
+class GatewayConfig(GatewayTuning, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The front door.
 
-    ``max_choices``, ``max_generated_tokens`` (of all choices together) and ``max_logprobs`` bound one request.
     ``nodes`` are those of other hosts: ``[[gateway.nodes]]`` with ``name``, ``endpoint``, ``feed_endpoint`` and
     ``public``, the CURVE key that `roost keys curve` shows there for the sidecar. ``nodes_file`` lists more of them
     (``[[nodes]]``, the same fields), and is followed at run time; empty, it is ``nodes.toml`` in the state folder.
@@ -73,30 +62,8 @@ class GatewayConfig(Section, frozen=True):
     """
 
     name: str = ""
-    host: str = "127.0.0.1"
-    port: int = 8080
-    anonymous: bool = False
-    max_body_bytes: int = 8 << 20
-    max_artifact_bytes: int = 64 << 30
-    request_timeout_s: float = 600.0
-    acquire_timeout_s: float = 120.0
-    keep_alive_s: float = 75.0
-    head_timeout_s: float = 15.0
-    max_connections: int = 16384
-    access_log: bool = True
-    max_choices: int = 128
-    max_generated_tokens: int = 1 << 18
-    max_logprobs: int = 20
     nodes: tuple[NodeAddress, ...] = ()
     nodes_file: str = ""
-    quotas: dict[str, Quota] = {}
-    default_quota: Quota = Quota()
-    gateways: int = 1
-    replica_leases: int = REPLICA_LEASES
-    replica_cooldown_s: float = COOLDOWN_S
-    placed_excess: float = PLACED_EXCESS
-    spill_excess: float = SPILL_EXCESS
-    prefix_bytes: int = 0
 
 
 class EngineConfig(EngineSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -149,7 +116,7 @@ class TrainingConfig(TrainingTuning, frozen=True, forbid_unknown_fields=True, kw
     peers: tuple[str, ...] = ()
 
 
-class RoostConfig(Section, frozen=True):
+class RoostConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A deployment on one host. Everything that it writes is under ``state_dir``, but for artifacts with a ``store``.
 
     ``store`` is ``s3://bucket/prefix``, ``gs://``, ``az://`` or ``file:///folder``; ``store_endpoint`` is for servers
@@ -245,8 +212,19 @@ def _anchored(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _check_meaning(config: RoostConfig) -> None:
-    gateway, node = config.gateway, config.node
     check_location(config.location)
+    _check_gateway(config.gateway)
+    if config.registrar.journal:
+        check_address(config.registrar.journal, "registrar.journal")
+    check_part(config.node.name, "node.name")
+    _check_endpoints(config)
+    _check_fleet(config)
+    _check_engines(config.node.engines)
+    _check_training(config)
+    _check_numbers(config)
+
+
+def _check_gateway(gateway: GatewayConfig) -> None:
     if not is_port(gateway.port):
         raise _invalid("gateway.port", f"expected 1 to 65535, got {gateway.port}")
     if gateway.anonymous and not is_loopback(gateway.host):
@@ -255,46 +233,24 @@ def _check_meaning(config: RoostConfig) -> None:
             f"requests without a key are for loopback only, and gateway.host is {gateway.host}: "
             "remove `anonymous`, and make keys with `roost keys create`",
         )
-    if config.registrar.journal:
-        check_address(config.registrar.journal, "registrar.journal")
-    check_part(node.name, "node.name")
     if gateway.name:
         check_part(gateway.name, "gateway.name")
-    for path, endpoint in (
-        ("registrar.endpoint", config.registrar.endpoint),
-        ("registrar.feed_endpoint", config.registrar.feed_endpoint),
-        ("node.endpoint", node.endpoint),
-        ("node.feed_endpoint", node.feed_endpoint),
-        ("training.endpoint", config.training.endpoint),
-        ("training.feed_endpoint", config.training.feed_endpoint),
-        *(
-            (f"node.trainers[{index}].{name}", getattr(trainer, name))
-            for index, trainer in enumerate(node.trainers)
-            for name in ("endpoint", "feed_endpoint")
-        ),
-    ):
-        if endpoint and not re.fullmatch(r"ipc:///.+|tcp://[^:/]+:[0-9]{1,5}", endpoint):
-            raise _invalid(path, f"expected ipc:///path/to/socket or tcp://host:port, got {endpoint!r}")
-        if endpoint.startswith("tcp://"):
-            _check_port(path, endpoint)
-    _check_fleet(config)
-    names: set[str] = set()
-    for index, engine in enumerate(node.engines):
-        _check_engine(engine, f"node.engines[{index}]")
-        if engine.name and engine.name in names:
-            raise _invalid(f"node.engines[{index}].name", f"another engine is called {engine.name!r}")
-        names.add(engine.name)
-    _check_training(config)
-    for path, count in _numbers(config):
-        may_be_zero = path.rpartition(".")[2] in _MAY_BE_ZERO
-        # neither is infinity a number that any process could be told, nor is what is no number at all
-        if not (0 < count < math.inf or (may_be_zero and count == 0)):
-            raise _invalid(path, f"expected {'0 or ' if may_be_zero else ''}a positive number, got {count}")
-    if node.loads_in_flight_min > node.loads_in_flight:
-        raise _invalid(
-            "node.loads_in_flight_min",
-            f"{node.loads_in_flight_min} is more than node.loads_in_flight, {node.loads_in_flight}",
-        )
+
+
+def _check_endpoints(config: RoostConfig) -> None:
+    tables = (
+        ("registrar", config.registrar),
+        ("node", config.node),
+        ("training", config.training),
+        *((f"node.trainers[{index}]", trainer) for index, trainer in enumerate(config.node.trainers)),
+    )
+    for table, addresses in tables:
+        for name in ("endpoint", "feed_endpoint"):
+            path, endpoint = f"{table}.{name}", getattr(addresses, name)
+            if endpoint and not re.fullmatch(r"ipc:///.+|tcp://[^:/]+:[0-9]{1,5}", endpoint):
+                raise _invalid(path, f"expected ipc:///path/to/socket or tcp://host:port, got {endpoint!r}")
+            if endpoint.startswith("tcp://"):
+                _check_port(path, endpoint)
 
 
 def _check_fleet(config: RoostConfig) -> None:
@@ -344,6 +300,15 @@ def base_path(config: RoostConfig) -> str:
     return config.training.trainer.model_path or next(filter(None, paths), "")
 
 
+def _check_engines(engines: Sequence[EngineConfig]) -> None:
+    names: set[str] = set()
+    for index, engine in enumerate(engines):
+        _check_engine(engine, f"node.engines[{index}]")
+        if engine.name and engine.name in names:
+            raise _invalid(f"node.engines[{index}].name", f"another engine is called {engine.name!r}")
+        names.add(engine.name)
+
+
 def _check_engine(engine: EngineConfig, path: str) -> None:
     check_base(engine.base, f"{path}.base")
     if engine.name:
@@ -368,6 +333,20 @@ def _check_port(path: str, address: str) -> None:
     port = int(address.rpartition(":")[2])
     if not is_port(port):
         raise _invalid(path, f"expected a port of 1 to 65535, got {port}")
+
+
+def _check_numbers(config: RoostConfig) -> None:
+    for path, count in _numbers(config):
+        may_be_zero = path.rpartition(".")[2] in _MAY_BE_ZERO
+        # neither is infinity a number that any process could be told, nor is what is no number at all
+        if not (0 < count < math.inf or (may_be_zero and count == 0)):
+            raise _invalid(path, f"expected {'0 or ' if may_be_zero else ''}a positive number, got {count}")
+    node = config.node
+    if node.loads_in_flight_min > node.loads_in_flight:
+        raise _invalid(
+            "node.loads_in_flight_min",
+            f"{node.loads_in_flight_min} is more than node.loads_in_flight, {node.loads_in_flight}",
+        )
 
 
 def _numbers(config: RoostConfig) -> list[tuple[str, float]]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from backends.interface import EngineSettings
 from backends.trainer import TrainerSettings
-from catalog.settings import CurveSettings, RegistrarSettings
-from gateway.settings import GatewaySettings, NodeAddress
+from catalog.settings import CurveSettings, RegistrarSettings, RegistrarTuning
+from gateway.settings import GatewaySettings, GatewayTuning, NodeAddress
 from gateway.training.settings import TrainingSettings, TrainingTuning, TransferAddress
 from sidecar.settings import NodeTuning, SidecarSettings, TrainerAddress
 from wire.curve import make_keys
@@ -79,7 +79,7 @@ def engine_settings(node: NodeConfig, fingerprints: Mapping[str, str]) -> tuple[
     """Every engine of the node, one by one and named. ``fingerprints`` maps each base to the catalog's."""
     engines: list[EngineSettings] = []
     for config in node.engines:
-        fields = {field.name: getattr(config, field.name) for field in msgspec.structs.fields(EngineSettings)}
+        fields = _fields(EngineSettings, config)
         for _ in range(config.count):
             taken = {engine.name for engine in engines}
             fields["name"] = _free_name(config.name or config.base.lower(), taken, numbered=config.count > 1)
@@ -92,59 +92,76 @@ def engine_settings(node: NodeConfig, fingerprints: Mapping[str, str]) -> tuple[
 def derive(config: RoostConfig, layout: Layout, fingerprints: Mapping[str, str]) -> Deployment:
     """What each process is told. Makes CURVE keys where an endpoint needs them."""
     keys = curve_keys(layout) if needs_curve(config) else {}
-    registrar_endpoint = config.registrar.endpoint or layout.socket("registrar")
-    registrar_feed = config.registrar.feed_endpoint or layout.socket("registrar-feed")
     node = NodeAddress(
         name=config.node.name,
         endpoint=config.node.endpoint or layout.socket("node"),
         feed_endpoint=config.node.feed_endpoint or layout.socket("node-feed"),
         public=keys[SIDECAR].public if keys else "",
     )
+    registrar = _registrar(config, layout, keys)
+    return Deployment(
+        registrar,
+        _sidecar(config, layout, keys, node, registrar.feed_endpoint, engine_settings(config.node, fingerprints)),
+        _gateway(config, layout, keys, node, registrar.endpoint),
+    )
+
+
+def _registrar(config: RoostConfig, layout: Layout, keys: Mapping[str, KeyPair]) -> RegistrarSettings:
+    return RegistrarSettings(
+        catalog_dir=str(layout.catalog),
+        store_dir=str(layout.store),
+        store=config.location,
+        endpoint=config.registrar.endpoint or layout.socket("registrar"),
+        feed_endpoint=config.registrar.feed_endpoint or layout.socket("registrar-feed"),
+        curve=_curve(REGISTRAR, keys),
+        **_fields(RegistrarTuning, config.registrar),
+    )
+
+
+def _sidecar(
+    config: RoostConfig,
+    layout: Layout,
+    keys: Mapping[str, KeyPair],
+    node: NodeAddress,
+    registrar_feed: str,
+    engines: tuple[EngineSettings, ...],
+) -> SidecarSettings:
     trainer = TrainerAddress(
         endpoint=layout.socket("revisions"),
         feed_endpoint=layout.socket("revisions-feed"),
         public=keys[GATEWAY].public if keys else "",
     )
-    return Deployment(
-        RegistrarSettings(
-            catalog_dir=str(layout.catalog),
-            store_dir=str(layout.store),
-            store=config.location,
-            endpoint=registrar_endpoint,
-            feed_endpoint=registrar_feed,
-            map_bytes=config.registrar.map_bytes,
-            batch_max=config.registrar.batch_max,
-            journal=config.registrar.journal,
-            view_wait_s=config.registrar.view_wait_s,
-            curve=_curve(REGISTRAR, keys),
-        ),
-        SidecarSettings(
-            node=node.name,
-            endpoint=node.endpoint,
-            feed_endpoint=node.feed_endpoint,
-            store_dir=str(layout.store),
-            store=config.location,
-            run_dir=str(layout.run),
-            log_dir=str(layout.logs),
-            engines=engine_settings(config.node, fingerprints),
-            registrar_feed=registrar_feed,
-            trainers=(*((trainer,) if config.training.base else ()), *config.node.trainers),
-            disk_dir=str(layout.disk / node.name),
-            curve=_curve(SIDECAR, keys, config.node.peers),
-            **_fields(NodeTuning, config.node),
-        ),
-        GatewaySettings(
-            name=config.gateway.name or gateway_name(layout),
-            catalog_dir=str(layout.catalog),
-            store_dir=str(layout.store),
-            store=config.location,
-            registrar_endpoint=registrar_endpoint,
-            nodes=(node, *config.gateway.nodes),
-            nodes_file=str(absolute(config.gateway.nodes_file) if config.gateway.nodes_file else layout.nodes_file),
-            training=layout.socket_file(TRAINING) if config.training.base else "",
-            curve=_curve(GATEWAY, keys),
-            **_fields(GatewayConfig, config.gateway, leave_out={"name", "nodes", "nodes_file"}),
-        ),
+    return SidecarSettings(
+        node=node.name,
+        endpoint=node.endpoint,
+        feed_endpoint=node.feed_endpoint,
+        store_dir=str(layout.store),
+        store=config.location,
+        run_dir=str(layout.run),
+        log_dir=str(layout.logs),
+        engines=engines,
+        registrar_feed=registrar_feed,
+        trainers=(*((trainer,) if config.training.base else ()), *config.node.trainers),
+        disk_dir=str(layout.disk / node.name),
+        curve=_curve(SIDECAR, keys, config.node.peers),
+        **_fields(NodeTuning, config.node),
+    )
+
+
+def _gateway(
+    config: RoostConfig, layout: Layout, keys: Mapping[str, KeyPair], node: NodeAddress, registrar_endpoint: str
+) -> GatewaySettings:
+    return GatewaySettings(
+        name=config.gateway.name or gateway_name(layout),
+        catalog_dir=str(layout.catalog),
+        store_dir=str(layout.store),
+        store=config.location,
+        registrar_endpoint=registrar_endpoint,
+        nodes=(node, *config.gateway.nodes),
+        nodes_file=str(absolute(config.gateway.nodes_file) if config.gateway.nodes_file else layout.nodes_file),
+        training=layout.socket_file(TRAINING) if config.training.base else "",
+        curve=_curve(GATEWAY, keys),
+        **_fields(GatewayTuning, config.gateway),
     )
 
 
@@ -218,10 +235,9 @@ def _with_peers(curve: CurveSettings | None, peers: tuple[str, ...]) -> CurveSet
     return curve and msgspec.structs.replace(curve, peers=(*curve.peers, *peers))
 
 
-def _fields(kind: type[msgspec.Struct], section: msgspec.Struct, leave_out: Collection[str] = ()) -> dict[str, Any]:
+def _fields(kind: type[msgspec.Struct], section: msgspec.Struct) -> dict[str, Any]:
     """What ``section`` has of the fields of ``kind``."""
-    names = (field.name for field in msgspec.structs.fields(kind))
-    return {name: getattr(section, name) for name in names if name not in leave_out}
+    return {field.name: getattr(section, field.name) for field in msgspec.structs.fields(kind)}
 
 
 def _free_name(wanted: str, taken: set[str], *, numbered: bool) -> str:

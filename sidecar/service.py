@@ -129,19 +129,20 @@ class Sidecar:
             for name, backend in backends.items()
         }
         self._reporter = Reporter(self.machine.state, self._feed, full_every_s=settings.full_state_every_s)
-        self._offers: OfferFeed | None = None
-        if settings.registrar_feed:
-            self._offers = OfferFeed(
-                settings.registrar_feed,
-                self._apply,
-                self.machine.known.holds,
-                disk.drop if disk else _nothing,
-                curve=settings.curve,
-                sockets=sockets,
-            )
+        self._offers = self._follow_offers(sockets, disk) if settings.registrar_feed else None
         self._pulls = Pulls(settings, self.arena, self._apply, sockets=sockets)
         self._tick = self._loop.call_later(_TICK_S, self._on_tick)
         self._stats = self._loop.call_later(_STATS_EVERY_S, self._on_stats)
+
+    def _follow_offers(self, sockets: Sockets, disk: DiskTier | None) -> OfferFeed:
+        return OfferFeed(
+            self._settings.registrar_feed,
+            self._apply,
+            self.machine.known.holds,
+            disk.drop if disk else _nothing,
+            curve=self._settings.curve,
+            sockets=sockets,
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``, then detach: engines go on. Raises what broke the machine, if anything did."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from loadtest.postgres import PostgresServer
+from loadtest.postgres import PostgresServer, running_server
 from tests.object_storage import SECRET, FaultyProxy, ObjectServer, faulty_proxy, object_server
 
 # how long an example takes is the machine's affair, and no property of the code
@@ -44,12 +44,15 @@ def s3() -> Iterator[ObjectServer]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A real server, shared by the tests that don't end it."""
-    server = PostgresServer()
-    try:
-        server.start()
+    with running_server() as server:
         yield server
-    finally:
-        server.close()
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A server of the test's own, to be ended."""
+    with running_server() as server:
+        yield server
 
 
 @pytest.fixture

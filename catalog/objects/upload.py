@@ -22,7 +22,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 
 from wire.outcomes import ArtifactUnavailable
 
-from ..blobs import Stored, check_digest
+from ..blobs import Stored, check_announced, check_digest
 from .faults import is_answered, told
 from .location import Handle
 
@@ -80,10 +80,7 @@ class ObjectWriter:
         digest: str = self._hasher.hexdigest()
         expected = expected_digest if expected_digest is not None else self._announced
         try:
-            if expected is not None and check_digest(expected) != digest:
-                raise ArtifactUnavailable(
-                    f"the bytes have digest {digest}, not {expected} as announced", field="digest"
-                )
+            check_announced(digest, expected)
             with told("store an artifact"):
                 if self._stream is None:
                     self._put_whole(digest)

@@ -20,7 +20,7 @@ from catalog.postgres.rows import KnownRows
 from wire.events import AnyEvent, ArtifactFacts, BaseAdded, Event, PolicyCreated, RevisionPublished
 from wire.registrar import AddBase, AwaitPosition, CreatePolicy
 
-from ..postgres import PostgresServer
+from ..postgres import running_server
 from ..report import percentile
 from .filled import BASE, FINGERPRINT
 from .registrar import RegistrarProcess
@@ -34,13 +34,9 @@ def measure(folder: Path, *, small: bool) -> dict[str, Any]:
 
     A lag is counted from the time in the event, which PostgreSQL gave it within the transaction that committed it.
     """
-    server = PostgresServer()
-    try:
-        server.start()
+    with running_server() as server:
         caught_up = uvloop.run(_catch_up(folder, server.database(), 50_000 if small else 300_000, 3))
         lag_ms = uvloop.run(_lag(folder, server.database(), 20.0 if small else 60.0))
-    finally:
-        server.close()
     return {"events_per_s": caught_up, "lag_ms": lag_ms, "rate_per_s": RATE_PER_S}
 
 

@@ -142,30 +142,6 @@ def burst(
     _measure("burst", report, scale, seed=seed, size=size, plot=page, say=_say)
 
 
-@app.command("handoff")
-def handoff(
-    report: Json,
-    scale: ScaleOption = Scale.SMALL,
-    plot: Plot = None,
-    seed: Seed = 1,
-    device: DeviceOption = Device.AUTO,
-) -> None:
-    """From a step of training to the first token of it through a whole mesh, beside merging and reloading weights."""
-    _measure("handoff", report, scale, seed=seed, device=device.value, plot=plot, say=_say)
-
-
-@app.command("multipolicy")
-def multipolicy(
-    report: Json,
-    scale: ScaleOption = Scale.SMALL,
-    plot: Plot = None,
-    seed: Seed = 1,
-    device: DeviceOption = Device.AUTO,
-) -> None:
-    """Three policies one after another and at once: wall time and peak memory; and 50 that are resident."""
-    _measure("multipolicy", report, scale, seed=seed, device=device.value, plot=plot, say=_say)
-
-
 @app.command("scenario")
 def scenario(
     name: Annotated[str, typer.Argument(help="unique-burst, hot-set, weak-locality, zipf-drift, wave, ...")],
@@ -184,6 +160,12 @@ def scenario(
     _show(summary, report)
 
 
+# name -> what it is, of those that have an engine or a trainer on a device
+ON_DEVICE = {
+    "handoff": "From a step of training to the first token of it through a whole mesh, "
+    "beside merging and reloading weights.",
+    "multipolicy": "Three policies one after another and at once: wall time and peak memory; and 50 that are resident.",
+}
 # name -> what it is, of those that simulate a fleet
 SIMULATED = {
     "two-nodes": "Simulated: 2048 policies at concurrency 230 on two nodes of 32 slots, beside a sticky hash.",
@@ -193,6 +175,19 @@ SIMULATED = {
 }
 
 
+def _on_device(name: str) -> Callable[..., None]:
+    def command(
+        report: Json,
+        scale: ScaleOption = Scale.SMALL,
+        plot: Plot = None,
+        seed: Seed = 1,
+        device: DeviceOption = Device.AUTO,
+    ) -> None:
+        _measure(name, report, scale, seed=seed, device=device.value, plot=plot, say=_say)
+
+    return command
+
+
 def _simulation(name: str) -> Callable[..., None]:
     def command(report: Json, scale: ScaleOption = Scale.SMALL, page: Page = None, seed: Seed = 1) -> None:
         _measure(name.replace("-", "_"), report, scale, seed=seed, plot=page, say=_say)
@@ -200,8 +195,9 @@ def _simulation(name: str) -> Callable[..., None]:
     return command
 
 
-for _name, _help in SIMULATED.items():
-    app.command(_name, help=_help)(_simulation(_name))
+for _commands, _make in ((ON_DEVICE, _on_device), (SIMULATED, _simulation)):
+    for _name, _help in _commands.items():
+        app.command(_name, help=_help)(_make(_name))
 
 
 def _measure(module: str, report: Path, scale: Scale, **arguments: object) -> None:

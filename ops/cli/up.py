@@ -87,14 +87,7 @@ def up(
         "gateway.anonymous": True if allow_anonymous else None,
     }
     settled = with_engines(load(config or default_file(), os.environ, overrides), wanted)
-    layout = Layout.of(settled.state_dir)
-    layout.make()
-    SupervisorLock(layout.lock_file).release()
-    end_leftovers(layout)
-    trouble = port_trouble(settled.gateway)
-    if trouble:
-        address = f"{settled.gateway.host}:{settled.gateway.port}"
-        raise InvalidRequest(f"gateway.port: {address}: {trouble}; {PORT_ADVICE}", field="gateway.port")
+    layout = _free_layout(settled)
     if detach:
         _detached(settled, layout)
     else:
@@ -114,6 +107,19 @@ def down(
         tell_json({"ended": ended})
     else:
         tell(f"Stopped: {', '.join(ended)}." if ended else f"Nothing runs from {layout.root}.")
+
+
+def _free_layout(config: RoostConfig) -> Layout:
+    """The state folder, where nothing runs any more. Raises RoostError where a mesh does, or the port is taken."""
+    layout = Layout.of(config.state_dir)
+    layout.make()
+    SupervisorLock(layout.lock_file).release()
+    end_leftovers(layout)
+    trouble = port_trouble(config.gateway)
+    if trouble:
+        address = f"{config.gateway.host}:{config.gateway.port}"
+        raise InvalidRequest(f"gateway.port: {address}: {trouble}; {PORT_ADVICE}", field="gateway.port")
+    return layout
 
 
 def _engine(text: str, shape: EngineConfig) -> EngineConfig:

@@ -50,6 +50,13 @@ async def serving(fake: Fake) -> AsyncIterator[int]:
     """Serve ``fake`` on a free port, which is yielded."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", fake.dispatch)
+    async with served(app) as port:
+        yield port
+
+
+@asynccontextmanager
+async def served(app: web.Application) -> AsyncIterator[int]:
+    """Serve ``app`` on a free port, which is yielded."""
     runner = web.AppRunner(app, shutdown_timeout=0)
     await runner.setup()
     port = free_port("127.0.0.1")

@@ -264,15 +264,17 @@ async def test_a_cancelled_install_reads_nothing_afterwards(setting: Setting) ->
 
 
 class Loads:
-    """Notes the path of each load and answers by it."""
+    """Notes the path of each load and answers by it, where extents are out of reach once ``at_once`` were asked for."""
 
-    def __init__(self, out_of_reach: bool = False) -> None:
+    def __init__(self, out_of_reach: bool = False, at_once: int = 1) -> None:
         self.paths: list[str] = []
         self._out_of_reach = out_of_reach
+        self._extents = asyncio.Barrier(at_once)
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         self.paths.append((await request.json())["lora_path"])
         if self._out_of_reach and is_extent(self.paths[-1]):
+            await self._extents.wait()
             return await vllm_error(500, f"Call failed: {OUT_OF_REACH}segment roost-x: No such file")(request)
         return web.json_response({})
 
@@ -350,9 +352,9 @@ async def test_many_loads_are_under_way_only_where_the_engine_lets_steps_run_bet
 
 
 async def test_folders_are_written_for_one_load_at_a_time_even_where_many_were_under_way(setting: Setting) -> None:
-    loads = Loads(out_of_reach=True)
+    loads = Loads(out_of_reach=True, at_once=3)
     facts = answer(200, ARENA_FACTS | {"plugin": 3})
     setting.routes.routes |= {"GET /roost/engine": facts, "POST /v1/load_lora_adapter": loads}
     revision = msgspec.structs.replace(setting.revision, segment="roost-x", offset=4160)
-    await asyncio.gather(*(setting.backend.install(revision, 5) for _ in range(3)))
+    await asyncio.gather(*(setting.backend.install(revision, 60) for _ in range(3)))
     assert loads.paths[3:] == [str(setting.folder)] * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -39,6 +40,15 @@ def upload(store: BlobStore, content: bytes) -> ArtifactFacts:
 
 def add_base(name: str = BASE, fingerprint: str = BASE_FINGERPRINT) -> AddBase:
     return AddBase(name=name, fingerprint=fingerprint, path=f"/models/{name}", config=b"{}")
+
+
+class Clock:
+    """The time, and as much as a test wants it to be ahead."""
+
+    ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead_s
 
 
 class Sweeping:

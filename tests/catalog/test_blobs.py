@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catalog.blobs import BlobStore, Stored
-from tests.catalog.harness import Sweeping
+from tests.catalog.harness import Clock, Sweeping
 from wire.outcomes import ArtifactUnavailable, InvalidRequest, StorageFull
 
 HOUR_S = 3600.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def __call__(self) -> float:
-        return time.time() + self.ahead_s
 
 
 @pytest.fixture

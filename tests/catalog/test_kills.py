@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -106,24 +106,14 @@ async def two_hosts(server: PostgresServer, kills: int) -> None:
         assert dump(registrars[0]) == dump(registrars[1])
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[PostgresServer]:
-    made = PostgresServer()
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
-
-
 async def test_killing_a_host_alone_loses_nothing_and_repeats_nothing() -> None:
     await one_host(KILLS)
 
 
 async def test_killing_registrars_backends_and_postgres_loses_nothing_and_repeats_nothing(
-    server: PostgresServer,
+    own_postgres: PostgresServer,
 ) -> None:
-    await two_hosts(server, KILLS)
+    await two_hosts(own_postgres, KILLS)
 
 
 @pytest.mark.soak
@@ -134,5 +124,5 @@ async def test_killing_a_host_alone_many_times() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_killing_registrars_backends_and_postgres_many_times(server: PostgresServer) -> None:
-    await two_hosts(server, KILLS_OF_A_SOAK)
+async def test_killing_registrars_backends_and_postgres_many_times(own_postgres: PostgresServer) -> None:
+    await two_hosts(own_postgres, KILLS_OF_A_SOAK)

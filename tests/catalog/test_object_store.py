@@ -22,7 +22,7 @@ from catalog.objects.location import Patience
 from catalog.objects.presence import Presence
 from catalog.objects.store import RENEW_AFTER_S, ObjectStore
 from catalog.objects.upload import PART_BYTES
-from tests.catalog.harness import Sweeping
+from tests.catalog.harness import Clock, Sweeping
 from tests.object_storage import (
     REGION,
     SECRET,
@@ -45,13 +45,6 @@ HURRIED = Patience(request_s=2.0, total_s=1.5)
 NEVER: Callable[[], bool] = lambda: False  # noqa: E731
 
 pytestmark = pytest.mark.usefixtures("s3_keys")
-
-
-class Clock:
-    ahead_s = 0.0
-
-    def __call__(self) -> float:
-        return time.time() + self.ahead_s
 
 
 class Bucket:

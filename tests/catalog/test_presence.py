@@ -16,7 +16,7 @@ from catalog.blobs import Stored, Swept
 from catalog.client import RegistrarClient
 from catalog.objects.presence import Presence
 from catalog.objects.store import ObjectStore
-from tests.catalog.harness import BASE, Sweeping, add_base, facts_of
+from tests.catalog.harness import BASE, Clock, Sweeping, add_base, facts_of
 from tests.catalog.processes import RegistrarProcess
 from tests.object_storage import REGION, FaultyProxy, ObjectServer, answer, delay
 from wire.outcomes import ArtifactUnavailable
@@ -34,13 +34,6 @@ from wire.registrar import (
 HOUR_S = 3600.0
 
 pytestmark = pytest.mark.usefixtures("s3_keys")
-
-
-class Clock:
-    ahead_s = 0.0
-
-    def __call__(self) -> float:
-        return time.time() + self.ahead_s
 
 
 class Bucket:

@@ -72,11 +72,11 @@ def test_status_tells_engines_processes_and_the_keeper(roost: Roost, tmp_path: P
     layout = running_here(tmp_path, "http://127.0.0.1:1")
     state = read_state(layout.state_file)
     assert state is not None
-    engine = EngineState("tiny", "base", "ready", "busy", pid=4242, since=time.time() - 60, restarts=3)
+    engine = EngineState("tiny", "base", "ready", "busy", pid=4242, since=time.time() - 600, restarts=3)
     gone = Identity(pid=99999999, started=1, boot="b")
     write_state(layout.state_file, msgspec.structs.replace(state, engines=(engine,), keeper=gone))
     lines = roost("status", cwd=tmp_path).stdout.splitlines()
-    assert " ".join(next(line for line in lines if "tiny" in line).split()) == "engine tiny ready 4242 60 s 3 busy"
+    assert " ".join(next(line for line in lines if "tiny" in line).split()) == "engine tiny ready 4242 10 min 3 busy"
     assert next(line for line in lines if "keeper" in line).split()[:3] == ["keeper", "dead", "99999999"]
 
 

@@ -27,6 +27,7 @@ from ops.layout import Layout
 from ops.supervise.mesh import Mesh
 from ops.supervise.state import Identity, MeshState, Phase, write_state
 from ops.supervise.supervisor import Supervisor
+from tests.backends.fake import served
 from wire.registrar import AddBase, CreatePolicy
 
 RECOVERY_S = 10.0
@@ -234,14 +235,8 @@ async def stub_server() -> AsyncIterator[int]:
     app = web.Application()
     app.router.add_get("/{path:.*}", look)
     app.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0)
-    await runner.setup()
-    port = free_port("127.0.0.1")
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
+    async with served(app) as port:
         yield port
-    finally:
-        await runner.cleanup()
 
 
 async def ask(mesh: Running) -> tuple[int, str]:

@@ -212,6 +212,11 @@ class Bench:
     def installed(self, number: int, engine: str = "e1", tenant: str = TENANT) -> None:
         self.send(InstallDone(engine=engine, op=self.install_of(number, engine, tenant).op))
 
+    def loaded(self, number: int, engine: str = "e1", tenant: str = TENANT) -> None:
+        """Its bytes have come, and the engine has it."""
+        self.fetched(number)
+        self.installed(number, engine, tenant)
+
     def rejected(self, number: int, engine: str = "e1") -> None:
         self.send(InstallRejected(engine=engine, op=self.install_of(number, engine).op, message="wrong shape"))
 

@@ -135,8 +135,7 @@ def test_death_during_a_fetch_sends_the_load_to_another_engine() -> None:
     bench = Bench(engines=2)
     ask = bench.ask(1)
     bench.down("e1")
-    bench.fetched(1)
-    bench.installed(1, "e2")
+    bench.loaded(1, "e2")
     assert bench.granted(ask).engine == "e2"
 
 
@@ -175,8 +174,7 @@ def test_call_of_a_former_life_says_nothing_of_this_one_but_holds_its_bytes_unti
     assert digest(2) not in bench.fetches, "the old call may still be reading the arena"
     bench.send(InstallDone(engine="e1", op=late.op))
     assert bench.serving() == set()
-    bench.fetched(2)
-    bench.installed(2)
+    bench.loaded(2)
     assert bench.granted(ask)
 
 

@@ -30,8 +30,7 @@ def test_same_lease_asked_twice_is_one() -> None:
 def test_same_lease_asked_twice_while_it_waits_is_one_with_two_answers() -> None:
     bench = Bench()
     first, again = bench.ask(1, lease=77), bench.ask(1, lease=77)
-    bench.fetched(1)
-    bench.installed(1)
+    bench.loaded(1)
     assert bench.granted(first) == bench.granted(again)
     assert outstanding(bench) == 1
 
@@ -74,8 +73,7 @@ def test_restarted_gateway_loses_what_its_former_life_held_and_waited_for() -> N
     bench.alive("g1", "i2")
     assert outstanding(bench) == 0
     assert bench.refused(waiting).outcome is Outcome.CLIENT_GONE
-    bench.fetched(2)
-    bench.installed(2)
+    bench.loaded(2)
     assert bench.granted(other)
 
 
@@ -90,8 +88,7 @@ def test_restarted_gateways_first_asks_stand_whichever_message_of_it_comes_first
     bench.alive("g1", "i2")
     assert outstanding(bench) == 1
     bench.release(former)
-    bench.fetched(2)
-    bench.installed(2)
+    bench.loaded(2)
     assert bench.granted(cold)
     bench.release(hot, cold, instance="i2")
     assert outstanding(bench) == 0
@@ -122,8 +119,7 @@ def test_lease_is_granted_to_a_gateway_that_was_silent_while_it_waited() -> None
     bench = Bench(gateway_silence_s=5.0)
     ask = bench.ask(1)
     bench.wait(10.0)
-    bench.fetched(1)
-    bench.installed(1)
+    bench.loaded(1)
     assert bench.granted(ask)
     bench.alive("g1", "i1")
     assert outstanding(bench) == 1

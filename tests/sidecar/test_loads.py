@@ -15,8 +15,7 @@ from .world import World
 def test_thousand_first_asks_are_one_fetch_and_one_install() -> None:
     bench = Bench()
     asks = [bench.ask(1, gateway=f"g{number % 3}", lease=number) for number in range(1000)]
-    bench.fetched(1)
-    bench.installed(1)
+    bench.loaded(1)
     assert len(bench.started(StartFetch)) == len(bench.started(StartInstall)) == 1
     assert all(bench.granted(ask).adapter == name(1) and bench.granted(ask).waited for ask in asks)
     assert bench.machine.state.engines["e1"].outstanding == 1000
@@ -25,8 +24,7 @@ def test_thousand_first_asks_are_one_fetch_and_one_install() -> None:
 def test_one_digest_of_two_tenants_is_fetched_once_and_installed_for_each() -> None:
     bench = Bench()
     mine, theirs = bench.ask(1), bench.ask(1, tenant="other")
-    bench.fetched(1)
-    bench.installed(1)
+    bench.loaded(1)
     bench.installed(1, tenant="other")
     assert len(bench.started(StartFetch)) == 1
     assert (bench.granted(mine).adapter, bench.granted(theirs).adapter) == (name(1), name(1, "other"))
@@ -56,10 +54,8 @@ def test_four_cold_policies_with_one_load_in_flight_and_one_queued() -> None:
         assert (refused.outcome, refused.elsewhere) == (Outcome.COLD_LOAD_BOUND, True)
         assert refused.retry_after_s is not None
         assert refused.retry_after_s > 0
-    bench.fetched(1)
-    bench.installed(1)
-    bench.fetched(2)
-    bench.installed(2)
+    bench.loaded(1)
+    bench.loaded(2)
     assert [bench.granted(ask).adapter for ask in asks[:2]] == [name(1), name(2)]
 
 
@@ -69,8 +65,7 @@ def test_retry_after_follows_what_loads_take() -> None:
         for number in range(4):
             bench.ask(number)
             bench.wait(seconds)
-            bench.fetched(number)
-            bench.installed(number)
+            bench.loaded(number)
         bench.ask(10)
         bench.ask(11)
         return bench.refused(bench.ask(12)).retry_after_s or 0.0
@@ -114,8 +109,7 @@ def test_deadline_passes_for_one_waiter_while_another_waits_on() -> None:
     short, long = bench.ask(1, wait_s=1.0), bench.ask(1, wait_s=60.0)
     bench.wait(2.0)
     assert bench.refused(short).outcome is Outcome.DEADLINE
-    bench.fetched(1)
-    bench.installed(1)
+    bench.loaded(1)
     assert bench.granted(long)
 
 
@@ -133,8 +127,7 @@ def test_queued_load_is_cancelled_when_its_last_waiter_leaves() -> None:
     bench.wait(2.0)
     assert bench.refused(left).outcome is Outcome.CLIENT_GONE
     assert bench.refused(expired).outcome is Outcome.DEADLINE
-    bench.fetched(1)
-    bench.installed(1)
+    bench.loaded(1)
     assert not bench.fetches
     assert bench.machine.state.queue.queued == 0
 
@@ -175,8 +168,7 @@ def test_fetches_that_hang_hold_no_permit_and_keep_their_extent_until_they_end()
     for ask in hanging:
         refused = bench.refused(ask)
         assert (refused.outcome, refused.elsewhere) == (Outcome.DEADLINE, True)
-    bench.fetched(3)
-    bench.installed(3)
+    bench.loaded(3)
     assert bench.granted(waiting)
     assert bench.machine.state.cache.used > used, "a thread may still write there"
     assert bench.refused(bench.ask(1)).outcome is Outcome.KNOWN_BAD
@@ -185,8 +177,7 @@ def test_fetches_that_hang_hold_no_permit_and_keep_their_extent_until_they_end()
     assert (still.outcome, still.elsewhere) == (Outcome.KNOWN_BAD, True)
     bench.fetch_failed(1)
     again = bench.ask(1)
-    bench.fetched(1)
-    bench.installed(1)
+    bench.loaded(1)
     assert bench.granted(again)
 
 
@@ -276,8 +267,7 @@ def test_rank_chooses_the_engine_that_can() -> None:
     bench.up("e1", max_rank=8)
     bench.up("e2", max_rank=64)
     ask = bench.ask(1, rank=32)
-    bench.fetched(1)
-    bench.installed(1, "e2")
+    bench.loaded(1, "e2")
     assert bench.granted(ask).engine == "e2"
 
 
@@ -337,8 +327,7 @@ def test_engine_that_left_a_call_open_gets_no_new_installs() -> None:
     assert not bench.fetches
     bench.wait(3.0)
     bench.read({name(1)})
-    bench.fetched(2)
-    bench.installed(2)
+    bench.loaded(2)
     assert bench.granted(ask)
 
 

@@ -25,8 +25,7 @@ def some_limit(bench: Bench) -> int:
     """Have a load take its time, so that there is a limit that could fall."""
     bench.ask(1)
     bench.wait(1.0)
-    bench.fetched(1)
-    bench.installed(1)
+    bench.loaded(1)
     assert bench.machine.state.queue.limit > 1
     return bench.machine.state.queue.limit
 
@@ -58,8 +57,7 @@ def test_newer_offer_replaces_the_one_that_has_not_begun() -> None:
     waiting = bench.ask(3)
     offer(bench, 4)
     offer(bench, 5)
-    bench.fetched(3)
-    bench.installed(3)
+    bench.loaded(3)
     assert bench.granted(waiting)
     bench.wait(1.0)
     assert list(bench.fetches) == [digest(5)]
@@ -73,8 +71,7 @@ def test_load_takes_the_bandwidth_from_a_prefetch_which_begins_again_when_there_
     assert cancelled(bench) == [digest(2)]
     assert set(bench.fetches) == {digest(2), digest(3)}, "the load does not wait for the end of the other"
     bench.fetch_cancelled(2)
-    bench.fetched(3)
-    bench.installed(3)
+    bench.loaded(3)
     assert bench.granted(waiting)
     offer(bench, 2)
     bench.wait(1.0)
@@ -90,8 +87,7 @@ def test_a_cancelled_prefetch_is_no_failure_of_the_revision() -> None:
     asked = bench.ask(2)
     bench.fetch_cancelled(2)
     assert asked not in bench.answers
-    bench.fetched(2)
-    bench.installed(2)
+    bench.loaded(2)
     assert bench.granted(asked).adapter == name(2)
     assert digest(2) not in bench.machine.state.failures
 
@@ -102,8 +98,7 @@ def test_a_prefetch_that_failed_is_no_failure_for_who_asks() -> None:
     offer(bench, 2)
     bench.fetch_failed(2)
     ask = bench.ask(2)
-    bench.fetched(2)
-    bench.installed(2)
+    bench.loaded(2)
     assert bench.granted(ask)
 
 
@@ -116,8 +111,7 @@ def test_a_prefetch_that_hangs_changes_nothing_for_loads_of_other_revisions() ->
     assert bench.refused(bench.ask(2)).elsewhere, "this node waits for its own storage"
     bench.fetch_failed(2)
     ask = bench.ask(2)
-    bench.fetched(2)
-    bench.installed(2)
+    bench.loaded(2)
     assert bench.granted(ask)
 
 
@@ -140,8 +134,7 @@ def test_load_of_the_very_revision_goes_on_with_its_prefetch() -> None:
     ask = bench.ask(2)
     bench.ask(3)
     assert cancelled(bench) == []
-    bench.fetched(2)
-    bench.installed(2)
+    bench.loaded(2)
     assert bench.granted(ask).adapter == name(2)
 
 
@@ -150,8 +143,7 @@ def test_one_prefetch_at_a_time() -> None:
     tenants = ("a", "b", "c")
     for number, tenant in enumerate(tenants):
         bench.ask(number, tenant=tenant)
-        bench.fetched(number)
-        bench.installed(number, tenant=tenant)
+        bench.loaded(number, tenant=tenant)
     for number, tenant in enumerate(tenants):
         offer(bench, 11 + number, policy=f"{tenant}/p")
     bench.wait(1.0)
@@ -179,7 +171,6 @@ def test_a_cordoned_node_fetches_nothing_ahead() -> None:
     offer(bench, 2)
     bench.send(Cordoned(on=True))
     offer(bench, 4)
-    bench.fetched(3)
-    bench.installed(3)
+    bench.loaded(3)
     bench.wait(2.0)
     assert not bench.fetches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -51,6 +52,19 @@ class Writer:
         for start in range(0, len(self.data), STEP):
             self.write(start, min(start + STEP, len(self.data)))
 
+    def complete(self, digest: str = DIGEST) -> None:
+        """All of it is written, and it has its digest."""
+        self.write_all()
+        self.transfer.bind(digest)
+
+    async def begin(self, end: int = STEP) -> None:
+        """Write as far as ``end``, and wait for the node to pull."""
+        self.write(0, end)
+        await self.pulling()
+
+    async def pulling(self) -> None:
+        await until(lambda: self.transfer.pulling == {"n1"})
+
 
 @pytest.fixture
 def address(sockets: Path) -> TrainerAddress:
@@ -74,15 +88,20 @@ async def heard(sidecar: Sidecar) -> None:
     await until(lambda: sidecar._pulls.heard)
 
 
+@contextlib.asynccontextmanager
+async def following(node: SidecarSettings, *engines: FakeBackend) -> AsyncIterator[Sidecar]:
+    async with running(node, *(engines or (FakeBackend(),))) as sidecar:
+        await heard(sidecar)
+        yield sidecar
+
+
 async def test_a_revision_is_in_the_arena_when_its_last_byte_is_written(
     transfers: Transfers, node: SidecarSettings, tmp_path: Path
 ) -> None:
-    async with running(node, FakeBackend()) as sidecar:
-        await heard(sidecar)
+    async with following(node) as sidecar:
         state = sidecar.machine.state
         writer = Writer(transfers, tmp_path / "new")
-        writer.write(0, STEP)
-        await until(lambda: writer.transfer.pulling == {"n1"})
+        await writer.begin()
         writer.write_all()
         assert not state.cache.resident(DIGEST)
         writer.transfer.bind(DIGEST)
@@ -96,14 +115,12 @@ async def test_the_announced_revision_serves_before_it_is_asked_for(
     transfers: Transfers, node: SidecarSettings, tmp_path: Path, store: Store
 ) -> None:
     old, engine, gateway = store.put(b"old" * 1000), FakeBackend(), Gateway(node)
-    async with running(node, engine) as sidecar:
-        await heard(sidecar)
+    async with following(node, engine) as sidecar:
         answer = await gateway.ask(old, 3000, policy=POLICY)
         assert isinstance(answer, Granted)
         gateway.wire.send(Release(gateway="g1", instance="i1", leases=(answer.lease,)))
         writer = Writer(transfers, tmp_path / "new")
-        writer.write_all()
-        writer.transfer.bind(DIGEST)
+        writer.complete()
         await until(lambda: sidecar.machine.state.cache.resident(DIGEST))
         assert engine.installs == [adapter_name("acme", old)]
         sidecar._apply(RevisionOffered(policy=POLICY, digest=DIGEST, size=len(NEW)))
@@ -117,12 +134,10 @@ async def test_the_announced_revision_serves_before_it_is_asked_for(
 async def test_a_trainer_that_dies_in_the_middle_leaves_nothing(
     transfers: Transfers, node: SidecarSettings, tmp_path: Path, address: TrainerAddress
 ) -> None:
-    async with running(node, FakeBackend()) as sidecar:
-        await heard(sidecar)
+    async with following(node) as sidecar:
         state = sidecar.machine.state
         writer = Writer(transfers, tmp_path / "new")
-        writer.write(0, STEP)
-        await until(lambda: writer.transfer.pulling == {"n1"})
+        await writer.begin()
         transfers.close()
         await until(lambda: not list(state.cache))
         assert state.cache.used == 0
@@ -131,8 +146,7 @@ async def test_a_trainer_that_dies_in_the_middle_leaves_nothing(
         async with asyncio.timeout(20.0):
             while not state.cache.resident(DIGEST):
                 writer = Writer(again, tmp_path / "again")
-                writer.write_all()
-                writer.transfer.bind(DIGEST)
+                writer.complete()
                 await writer.transfer.pulled(1.0)
                 await asyncio.sleep(0.05)
         again.close()
@@ -142,13 +156,10 @@ async def test_a_sidecar_that_dies_in_the_middle_is_waited_for_no_longer_than_a_
     transfers: Transfers, node: SidecarSettings, tmp_path: Path
 ) -> None:
     writer = Writer(transfers, tmp_path / "new")
-    async with running(node, FakeBackend()) as sidecar:
-        await heard(sidecar)
-        writer.write(0, STEP)
-        await until(lambda: writer.transfer.pulling == {"n1"})
+    async with following(node):
+        await writer.begin()
         await asyncio.sleep(0.1)
-    writer.write_all()
-    writer.transfer.bind(DIGEST)
+    writer.complete()
     async with asyncio.timeout(5.0):
         await writer.transfer.pulled(0.1)
 
@@ -156,21 +167,17 @@ async def test_a_sidecar_that_dies_in_the_middle_is_waited_for_no_longer_than_a_
 async def test_bytes_of_another_digest_than_was_told_are_not_kept(
     transfers: Transfers, node: SidecarSettings, tmp_path: Path
 ) -> None:
-    async with running(node, FakeBackend()) as sidecar:
-        await heard(sidecar)
+    async with following(node) as sidecar:
         writer = Writer(transfers, tmp_path / "new")
-        writer.write_all()
-        writer.transfer.bind("0" * 64)
+        writer.complete("0" * 64)
         await until(lambda: sidecar.machine.state.counts["pulls_failed"] == 1)
         assert not list(sidecar.machine.state.cache)
 
 
 async def test_a_withdrawn_revision_leaves_nothing(transfers: Transfers, node: SidecarSettings, tmp_path: Path) -> None:
-    async with running(node, FakeBackend()) as sidecar:
-        await heard(sidecar)
+    async with following(node) as sidecar:
         writer = Writer(transfers, tmp_path / "new")
-        writer.write(0, STEP)
-        await until(lambda: writer.transfer.pulling == {"n1"})
+        await writer.begin()
         writer.transfer.withdraw()
         await until(lambda: not list(sidecar.machine.state.cache))
 
@@ -190,15 +197,12 @@ async def test_a_revision_withdrawn_in_the_moment_of_its_offer_leaves_nothing(
 async def test_a_file_that_was_begun_anew_with_the_same_bytes_is_pulled_on(
     transfers: Transfers, node: SidecarSettings, tmp_path: Path
 ) -> None:
-    async with running(node, FakeBackend()) as sidecar:
-        await heard(sidecar)
+    async with following(node) as sidecar:
         writer = Writer(transfers, tmp_path / "new")
-        writer.write(0, 3 * STEP)
-        await until(lambda: writer.transfer.pulling == {"n1"})
+        await writer.begin(3 * STEP)
         writer.path.unlink()
         writer.path.write_bytes(bytes(len(NEW)))
-        writer.write_all()
-        writer.transfer.bind(DIGEST)
+        writer.complete()
         await writer.transfer.pulled(20.0)
         assert sidecar.machine.state.cache.resident(DIGEST)
 
@@ -206,12 +210,11 @@ async def test_a_file_that_was_begun_anew_with_the_same_bytes_is_pulled_on(
 async def test_a_file_that_is_gone_before_it_was_read_is_sent(
     transfers: Transfers, node: SidecarSettings, tmp_path: Path
 ) -> None:
-    async with running(node, FakeBackend()) as sidecar:
-        await heard(sidecar)
+    async with following(node) as sidecar:
         writer = Writer(transfers, tmp_path / "new")
         writer.path.write_bytes(NEW)
         writer.transfer.progress(STEP, len(NEW))
-        await until(lambda: writer.transfer.pulling == {"n1"})
+        await writer.pulling()
         writer.path.unlink()
         writer.transfer.progress(len(NEW), len(NEW))
         writer.transfer.bind(DIGEST)
@@ -294,10 +297,8 @@ async def test_over_tcp_only_with_the_keys(sockets: Path, store: Store, tmp_path
     address = TrainerAddress(endpoint=at.endpoint, feed_endpoint=at.feed_endpoint, public=trainer[0])
     ours = CurveKeys(*sidecar_keys, peers=allowed)
     node = structs.replace(config(sockets, store, trainers=(address,), arena_bytes=64 << 20), curve=ours)  # type: ignore[arg-type]
-    async with running(node, FakeBackend()) as sidecar:
-        await heard(sidecar)
+    async with following(node) as sidecar:
         writer = Writer(transfers, tmp_path / "new")
-        writer.write_all()
-        writer.transfer.bind(DIGEST)
+        writer.complete()
         await until(lambda: sidecar.machine.state.cache.resident(DIGEST))
     transfers.close()

@@ -62,8 +62,7 @@ def test_load_waiting_for_a_slot_does_not_block_other_engines() -> None:
     bench.serve(1)
     bench.ask(2)
     bench.up("e2", slots=1)
-    bench.fetched(2)
-    bench.installed(2, "e2")
+    bench.loaded(2, "e2")
     assert bench.serving("e2") == {name(2)}
 
 
@@ -225,8 +224,7 @@ def test_arena_full_of_leased_bytes_makes_a_load_wait_then_gives_them_up() -> No
     bench.wait(1.0)
     assert not bench.fetches
     bench.wait(5.0)
-    bench.fetched(3)
-    bench.installed(3)
+    bench.loaded(3)
     assert bench.granted(ask)
     assert bench.serving() == {name(1), name(2), name(3)}, "an engine needs no copy of ours"
 
@@ -300,13 +298,11 @@ def test_adapter_whose_bytes_are_at_hand_goes_before_one_that_would_have_to_be_f
     bench = Bench(slots=2, arena_bytes=2 * 12_288, min_residency_s=1.0)
     ask = bench.ask(1)
     bench.wait(5.0)
-    bench.fetched(1)
-    bench.installed(1)
+    bench.loaded(1)
     bench.release(ask)
     ask = bench.ask(2)
     bench.wait(5.0)
-    bench.fetched(2)
-    bench.installed(2)
+    bench.loaded(2)
     bench.release(ask)
     bench.wait(10.0)
     bench.release(bench.ask(2))
@@ -344,8 +340,7 @@ def test_drained_slot_is_for_the_load_that_waited_not_for_one_that_comes_then() 
     leases = [bench.ask(1), bench.ask(2)]
     waited = bench.ask(3, wait_s=600.0)
     for number in (1, 2):
-        bench.fetched(number)
-        bench.installed(number)
+        bench.loaded(number)
     bench.wait(6.0)
     (resident,) = {1, 2} - {number for number in (1, 2) if name(number) in bench.serving()}
     # its turn is first, as that of any tenant that had nothing waiting
@@ -364,8 +359,7 @@ def test_drained_slot_is_for_the_load_that_waited_not_for_one_that_comes_then() 
 def fill(bench: Bench, numbers: range, tenant: str) -> None:
     for number in numbers:
         ask = bench.ask(number, tenant=tenant)
-        bench.fetched(number)
-        bench.installed(number, tenant=tenant)
+        bench.loaded(number, tenant=tenant)
         bench.release(ask)
         bench.wait(0.5)
 
@@ -411,8 +405,7 @@ def test_tenant_with_many_slots_waits_for_its_own_rather_than_take_another_tenan
     held = []
     for number in range(10, 15):
         held.append(bench.ask(number, tenant="flood"))
-        bench.fetched(number)
-        bench.installed(number, tenant="flood")
+        bench.loaded(number, tenant="flood")
     waiting = bench.ask(20, tenant="flood", wait_s=600.0)
     assert not bench.fetches, "the light tenant's slot is idle, but used lately"
     bench.wait(2.0)
@@ -430,8 +423,7 @@ def test_slots_that_nobody_uses_are_for_whoever_needs_them() -> None:
     fill(bench, range(1), "light")
     for number in range(10, 15):
         bench.ask(number, tenant="flood")
-        bench.fetched(number)
-        bench.installed(number, tenant="flood")
+        bench.loaded(number, tenant="flood")
     bench.ask(20, tenant="flood", wait_s=600.0)
     bench.alive()
     bench.wait(10.0)

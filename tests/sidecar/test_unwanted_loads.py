@@ -12,16 +12,21 @@ def cancelled(bench: Bench) -> list[str]:
     return [effect.digest for effect in bench.started(CancelFetch) if isinstance(effect, CancelFetch)]
 
 
-def test_fetch_that_nobody_waits_for_makes_way_for_loads_that_wait() -> None:
-    bench = Bench(loads_in_flight=1)
+def unwanted(*, slots: int = 2) -> tuple[Bench, int]:
+    """A node that fetches one thing at a time, and the ask for 2, for which the fetch of 1 was cancelled."""
+    bench = Bench(slots=slots, loads_in_flight=1)
     bench.ask(1)
     waiting = bench.ask(2)
     bench.release(1)
+    return bench, waiting
+
+
+def test_fetch_that_nobody_waits_for_makes_way_for_loads_that_wait() -> None:
+    bench, waiting = unwanted()
     assert cancelled(bench) == [digest(1)]
     assert digest(2) in bench.fetches, "at once"
     bench.fetch_cancelled(1)
-    bench.fetched(2)
-    bench.installed(2)
+    bench.loaded(2)
     assert bench.granted(waiting)
     assert digest(1) not in bench.machine.state.failures
     assert bench.machine.state.cache.get(digest(1)) is None
@@ -40,8 +45,7 @@ def test_fetch_that_is_nearly_done_goes_on() -> None:
     bench = Bench(slots=8, loads_in_flight=1)
     ask = bench.ask(1)
     bench.wait(4.0)
-    bench.fetched(1)
-    bench.installed(1)
+    bench.loaded(1)
     bench.release(ask)
     left = bench.ask(2)
     bench.ask(3)
@@ -51,27 +55,18 @@ def test_fetch_that_is_nearly_done_goes_on() -> None:
 
 
 def test_fetch_that_is_wanted_again_before_it_has_ended_begins_anew() -> None:
-    bench = Bench(loads_in_flight=1)
-    bench.ask(1)
-    bench.ask(2)
-    bench.release(1)
-    bench.fetched(2)
-    bench.installed(2)
+    bench, _ = unwanted()
+    bench.loaded(2)
     again = bench.ask(1)
     bench.fetch_cancelled(1)
-    bench.fetched(1)
-    bench.installed(1)
+    bench.loaded(1)
     assert bench.granted(again)
 
 
 def test_fetch_is_cancelled_once() -> None:
-    bench = Bench(slots=8, loads_in_flight=1)
-    bench.ask(1)
-    bench.ask(2)
-    bench.release(1)
+    bench, _ = unwanted(slots=8)
     again = bench.ask(1)
-    bench.fetched(2)
-    bench.installed(2)
+    bench.loaded(2)
     bench.ask(3)
     bench.release(again)
     assert cancelled(bench) == [digest(1)]
@@ -79,30 +74,20 @@ def test_fetch_is_cancelled_once() -> None:
 
 
 def test_load_of_what_a_cancelled_fetch_still_holds_takes_no_permit() -> None:
-    bench = Bench(slots=8, loads_in_flight=1)
-    bench.ask(1)
-    bench.ask(2)
-    bench.release(1)
-    bench.fetched(2)
-    bench.installed(2)
+    bench, _ = unwanted(slots=8)
+    bench.loaded(2)
     again = bench.ask(1)
     other = bench.ask(3)
-    bench.fetched(3)
-    bench.installed(3)
+    bench.loaded(3)
     assert bench.granted(other), "it does not wait for storage that hangs"
     bench.fetch_cancelled(1)
-    bench.fetched(1)
-    bench.installed(1)
+    bench.loaded(1)
     assert bench.granted(again)
 
 
 def test_cancelled_fetch_that_hangs_sends_who_came_to_need_it_elsewhere() -> None:
-    bench = Bench(slots=8, loads_in_flight=1)
-    bench.ask(1)
-    bench.ask(2)
-    bench.release(1)
-    bench.fetched(2)
-    bench.installed(2)
+    bench, _ = unwanted(slots=8)
+    bench.loaded(2)
     again = bench.ask(1)
     bench.fetch_overdue(1)
     refused = bench.refused(again)
@@ -111,8 +96,7 @@ def test_cancelled_fetch_that_hangs_sends_who_came_to_need_it_elsewhere() -> Non
     bench.wait(2.0)
     bench.fetch_cancelled(1)
     later = bench.ask(1)
-    bench.fetched(1)
-    bench.installed(1)
+    bench.loaded(1)
     assert bench.granted(later)
 
 
@@ -125,6 +109,5 @@ def test_slot_cleared_for_a_load_that_nobody_waits_for_any_more_stays_free() -> 
     bench.removed(1)
     assert not bench.calls
     other = bench.ask(3)
-    bench.fetched(3)
-    bench.installed(3)
+    bench.loaded(3)
     assert bench.granted(other)

@@ -51,8 +51,8 @@ LONG_S = 60.0
 """Longer than anything here takes: a test that waits this long has failed."""
 
 
-def requester(endpoint: str, **options: Any) -> Requester[Asks, Number]:
-    return Requester(endpoint, Asks, Number, **options)
+def requester(endpoint: str, *, patience_s: float = LONG_S, **options: Any) -> Requester[Asks, Number]:
+    return Requester(endpoint, Asks, Number, patience_s=patience_s, **options)
 
 
 def responder(endpoint: str, **options: Any) -> Responder[Asks, Number]:

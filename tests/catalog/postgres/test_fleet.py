@@ -34,17 +34,6 @@ POLICY = "acme/support"
 
 
 @pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    """A server of the test's own, to be ended."""
-    made = PostgresServer()
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
 def hosts(postgres: PostgresServer) -> Iterator[list[RegistrarProcess]]:
     with fleet(postgres.database()) as registrars:
         yield registrars
@@ -111,8 +100,8 @@ async def test_who_is_told_reads_it_on_his_host_and_waits_for_it_on_another(host
         closed.close()
 
 
-async def test_without_postgres_reads_go_on_and_with_it_again_everything_does(server: PostgresServer) -> None:
-    with fleet(server.database()) as hosts:
+async def test_without_postgres_reads_go_on_and_with_it_again_everything_does(own_postgres: PostgresServer) -> None:
+    with fleet(own_postgres.database()) as hosts:
         clients = [registrar.client() for registrar in hosts]
         await clients[0].run(add_base())
         published = PublishRevision(
@@ -120,7 +109,7 @@ async def test_without_postgres_reads_go_on_and_with_it_again_everything_does(se
         )
         seq = (await clients[0].run(published)).seq
         await clients[1].run(AwaitPosition(seq=seq))
-        server.stop()
+        own_postgres.stop()
         refused = CreatePolicy(policy="acme/later", base=BASE, command_id="later")
         for registrar, client in zip(hosts, clients, strict=True):
             with pytest.raises(JournalUnavailable, match="nothing was changed") as caught:
@@ -134,7 +123,7 @@ async def test_without_postgres_reads_go_on_and_with_it_again_everything_does(se
         hosts[1].terminate()
         await asyncio.to_thread(hosts[1].start)
         assert await eventually_answered(clients[1], AwaitPosition(seq=seq)) == Reached(position=seq)
-        server.start()
+        own_postgres.start()
         answers = [await eventually_answered(client, refused) for client in clients]
         assert answers[0] == answers[1]
         assert isinstance(answers[0], Committed)
@@ -225,14 +214,16 @@ async def test_a_host_with_the_view_of_another_journal_is_told_so(postgres: Post
         client.close()
 
 
-async def test_registrars_wait_for_a_database_that_is_not_there_yet(tmp_path: Path, server: PostgresServer) -> None:
-    journal = server.database()
-    server.stop()
+async def test_registrars_wait_for_a_database_that_is_not_there_yet(
+    tmp_path: Path, own_postgres: PostgresServer
+) -> None:
+    journal = own_postgres.database()
+    own_postgres.stop()
     with fleet(journal, hosts=1) as (registrar,):
         client = registrar.client()
         with pytest.raises(JournalUnavailable, match="nothing was changed"):
             await client.run(add_base())
-        server.start()
+        own_postgres.start()
         await eventually_answered(client, add_base())
         view = CatalogView.open(registrar.catalog_dir)
         await eventually(lambda: view.position() == 1)

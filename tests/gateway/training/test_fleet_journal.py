@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -56,16 +56,6 @@ async def opened(folder: Path, url: str, name: str = "here") -> AsyncIterator[Jo
 @pytest.fixture
 def url(postgres: PostgresServer) -> str:
     return postgres.database()
-
-
-@pytest.fixture
-def own_server() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture
@@ -184,20 +174,20 @@ async def a_sample_that_is_slow(rig: Rig) -> Told:
 
 
 async def test_while_postgres_is_away_clients_are_told_to_come_again(
-    own_server: PostgresServer, tmp_path: Path, hasty: None
+    own_postgres: PostgresServer, tmp_path: Path, hasty: None
 ) -> None:
-    async with Rig(tmp_path, journal=own_server.database()) as rig:
+    async with Rig(tmp_path, journal=own_postgres.database()) as rig:
         run = await rig.run(await rig.session())
         rig.trainer.seconds[run] = 0.3
         first = await rig.train(run, 1)
         drawn = await a_sample_that_is_slow(rig)
-        await asyncio.to_thread(own_server.kill)
+        await asyncio.to_thread(own_postgres.kill)
         refused = await rig.train(run, 2)
         assert refused.status == 503
         assert "part of the service is not available" in refused.json["error"] or "PostgreSQL" in refused.json["error"]
         # the first operation and the sample are done by now, and can't be written
         await asyncio.sleep(1.5)
-        await asyncio.to_thread(own_server.start)
+        await asyncio.to_thread(own_postgres.start)
         await rig.result(first)
         assert len((await rig.result(drawn))["sequences"]) == 1
         await rig.result(await rig.train(run, 2))
@@ -251,9 +241,9 @@ async def until_well(socket: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_start_outlives_a_database_that_is_away(own_server: PostgresServer, tmp_path: Path) -> None:
-    url = own_server.database()
-    own_server.stop()
+async def test_a_start_outlives_a_database_that_is_away(own_postgres: PostgresServer, tmp_path: Path) -> None:
+    url = own_postgres.database()
+    own_postgres.stop()
     stop, socket = asyncio.Event(), str(tmp_path / "s")
     opening = asyncio.create_task(waited_for(lambda: open_store(tmp_path / "a", url), socket, stop))
     await until(lambda: Path(socket).exists())
@@ -264,33 +254,35 @@ async def test_a_start_outlives_a_database_that_is_away(own_server: PostgresServ
     ):
         assert answer.status == 503
         assert "waits for its journal" in (await answer.json())["error"]
-    await asyncio.to_thread(own_server.start)
+    await asyncio.to_thread(own_postgres.start)
     store = await opening
     assert store is not None
     await store.close()
     with pytest.raises(JournalUnavailable, match="refuses the connection"):
-        await waited_for(lambda: open_store(tmp_path / "b", own_server.address("nowhere")), socket, stop)
+        await waited_for(lambda: open_store(tmp_path / "b", own_postgres.address("nowhere")), socket, stop)
     stop.set()
     assert await waited_for(lambda: open_store(tmp_path / "b", url), socket, stop) is None
 
 
-async def test_kills_of_postgres_lose_nothing_and_do_nothing_twice(own_server: PostgresServer, tmp_path: Path) -> None:
+async def test_kills_of_postgres_lose_nothing_and_do_nothing_twice(
+    own_postgres: PostgresServer, tmp_path: Path
+) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     async with Rig(tmp_path / "a") as calm:
         expected = await train_and_publish(calm, 6)
         digests = published(calm)
-    async with Rig(tmp_path / "b", journal=own_server.database()) as rig:
+    async with Rig(tmp_path / "b", journal=own_postgres.database()) as rig:
         rig.trainer.pause_s = 0.05
         training = asyncio.create_task(train_and_publish(rig, 6))
         kills = 0
         while kills < 6 and not training.done():
             await asyncio.sleep(0.6)
             if kills % 2:
-                await asyncio.to_thread(own_server.kill_a_backend)
+                await asyncio.to_thread(own_postgres.kill_a_backend)
             else:
-                await asyncio.to_thread(own_server.kill)
-                await asyncio.to_thread(own_server.start)
+                await asyncio.to_thread(own_postgres.kill)
+                await asyncio.to_thread(own_postgres.start)
             kills += 1
         assert await training == expected
         assert published(rig) == digests
