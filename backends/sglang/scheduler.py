@@ -17,10 +17,10 @@ from sglang.srt.lora.lora_manager import LoRAManager
 from sglang.srt.lora.mem_pool import EMPTY_SLOT
 from sglang.srt.managers.scheduler import Scheduler
 
+from backends.arena.segment import OutOfReach
+from backends.extent_path import is_extent
+from backends.faults import is_adapters_fault
 from backends.terms import FAILED, OUT_OF_REACH, REFUSED
-from backends.vllm.arena.segment import OutOfReach
-from backends.vllm.extent_path import is_extent
-from backends.vllm.faults import is_adapters_fault
 from wire.outcomes import InvalidRequest, Unfit
 
 from . import versions

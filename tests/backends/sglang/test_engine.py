@@ -17,9 +17,9 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
+from backends.extent_path import extent_of
 from backends.interface import Health, InstallFailed, InstallRefused, Removal
 from backends.registry import make_backend
-from backends.vllm.extent_path import extent_of
 from gateway.training.work import Sample
 from packer.shape import BaseShape
 from tests.backends.support import PROMPT, EngineStage, SharedArena, installable, tiny_settings
