@@ -29,7 +29,8 @@ class Removal(enum.StrEnum):
 
 
 class EngineLimits(msgspec.Struct, frozen=True):
-    """``slots`` counts adapters beside the base; ``max_rank`` the largest rank; ``targets`` the adaptable modules.
+    """``slots`` counts adapters beside the base; ``max_rank`` the largest rank, 0 where it takes no
+    adapters of its base; ``targets`` the adaptable modules, by our names.
 
     ``serves_base``: a request of the base itself is answered rightly, also beside those of adapters.
 

@@ -86,6 +86,8 @@ async def test_it_says_what_it_can_do(stage: Stage) -> None:
     assert (limits.slots, limits.max_rank, limits.dtype) == (SLOTS, MAX_RANK, "float32")
     assert limits.removes_for_real
     assert limits.serves_base
+    # the adapters of these tests, and none of a dense layer's MLP
+    assert {"q", "k", "v", "o", "experts.gate", "experts.up", "experts.gate_up", "experts.down"} == set(limits.targets)
 
 
 @pytest.mark.parametrize("way", ["folder", "arena"])
