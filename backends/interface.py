@@ -15,6 +15,10 @@ import msgspec
 from wire.node import Health as Health
 from wire.outcomes import EngineFailed, Unfit
 
+# what engines can be told to compute in; auto is what the base's config.json says
+DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+DEVICES = ("auto", "cpu", "cuda")
+
 
 class Removal(enum.StrEnum):
     """What an engine answers to a removal. BUSY: a scheduled request names the adapter; ask again later.

@@ -189,6 +189,12 @@ async def test_parameters_on_which_a_scheduler_would_end_do_not_reach_it(stage: 
             for changes in cases:
                 status, told = await caller.asked("tiny-base", sample, **changes)
                 assert status == expected, (changes, told)
+        # the gateway refuses these before
+        for prompt in ({"text": ""}, {"text": ["x", ""]}, {"input_ids": []}, {"input_ids": [[1], []]}):
+            many = isinstance(next(iter(prompt.values())), list) and prompt != {"input_ids": []}
+            few = {"max_new_tokens": 2}
+            body = prompt | {"sampling_params": [few, few] if many else few, "return_logprob": True}
+            assert (await caller.post("/generate", body))[0] == 400, prompt
         chat = {"model": "tiny-base", "messages": [{"role": "user", "content": PROMPT}], "min_tokens": 1 << 40}
         assert (await caller.post("/v1/chat/completions", chat))[0] == 400
         assert await caller.complete("tiny-base") == (200, stage.reference(None))
