@@ -20,6 +20,8 @@ from packer.shape import BaseShape
 from wire.outcomes import ArtifactUnavailable, EngineFailed, InvalidRequest, StorageFull, Unfit
 
 from .engine_client import ArenaOutOfReach, EngineClient, EngineFacts, Unanswered, Unreachable
+from .extent_path import extent_of
+from .folders import AdapterFolders
 from .interface import (
     EngineLimits,
     EngineSettings,
@@ -30,9 +32,7 @@ from .interface import (
     InstallUncertain,
 )
 from .process import Command, EngineProcess
-from .vllm.extent_path import extent_of
-from .vllm.folders import AdapterFolders
-from .vllm.pulse import Pulse
+from .pulse import Pulse
 
 logger = logging.getLogger(__name__)
 

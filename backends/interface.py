@@ -15,6 +15,10 @@ import msgspec
 from wire.node import Health as Health
 from wire.outcomes import EngineFailed, Unfit
 
+# what engines can be told to compute in; auto is what the base's config.json says
+DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+DEVICES = ("auto", "cpu", "cuda")
+
 
 class Removal(enum.StrEnum):
     """What an engine answers to a removal. BUSY: a scheduled request names the adapter; ask again later.
@@ -29,7 +33,8 @@ class Removal(enum.StrEnum):
 
 
 class EngineLimits(msgspec.Struct, frozen=True):
-    """``slots`` counts adapters beside the base; ``max_rank`` the largest rank; ``targets`` the adaptable modules.
+    """``slots`` counts adapters beside the base; ``max_rank`` the largest rank, 0 where it takes no
+    adapters of its base; ``targets`` the adaptable modules, by our names.
 
     ``serves_base``: a request of the base itself is answered rightly, also beside those of adapters.
 

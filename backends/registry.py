@@ -10,6 +10,8 @@ from .dialect import Dialect, OpenAI
 from .interface import EngineBackend, EngineSettings
 from .trainer import TrainerBackend, TrainerSettings
 
+BACKENDS = ("vllm", "sglang")
+
 _OPENAI = OpenAI()
 
 
@@ -24,6 +26,20 @@ def make_backend(settings: EngineSettings, *, run_dir: Path, log_dir: Path) -> E
 
         return SglangBackend(settings, run_dir=run_dir, log_dir=log_dir)
     raise InvalidRequest(f"engine {settings.name}: there is no backend {settings.backend!r}", field="backend")
+
+
+def check_settings(settings: EngineSettings) -> None:
+    """Whether an engine of ours could be started with these settings. Raises InvalidRequest that names the field."""
+    if settings.attach:
+        return
+    if settings.backend == "sglang":
+        from .sglang import command as sglang
+
+        sglang.command_for(settings)
+    else:
+        from .vllm import command as vllm
+
+        vllm.command_for(settings)
 
 
 def dialect_of(backend: str) -> Dialect:

@@ -15,7 +15,8 @@ from typing import Any, get_origin
 
 import msgspec
 
-from backends.interface import EngineSettings
+from backends.interface import DEVICES, DTYPES, EngineSettings
+from backends.registry import BACKENDS
 from backends.trainer import TrainerSettings
 from catalog.artifacts import StoreLocation, check_location
 from catalog.inputs import ALL_TENANTS
@@ -313,6 +314,9 @@ def _check_engine(engine: EngineConfig, path: str) -> None:
     check_base(engine.base, f"{path}.base")
     if engine.name:
         check_part(engine.name, f"{path}.name")
+    for field, known in (("backend", BACKENDS), ("dtype", DTYPES), ("device", DEVICES)):
+        if (given := getattr(engine, field)) not in known:
+            raise _invalid(f"{path}.{field}", f"expected {', '.join(known[:-1])} or {known[-1]}, got {given!r}")
     if not engine.model_path and not engine.attach:
         raise _invalid(path, "needs `model_path` (an engine that we start) or `attach` (host:port of a running one)")
     if engine.attach and not re.fullmatch(r"[^:/]+:[0-9]{1,5}", engine.attach):

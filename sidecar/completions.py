@@ -123,7 +123,7 @@ class Completions:
             return
         others = [other for other in self._state.by_base[engine.base] if other.ready]
         if all(self._state.misfit(other, load.digest, load.rank, now) for other in others):
-            self._loads.fail(load, now, Outcome.UNFIT, event.message)
+            self._loads.fail(load, now, Outcome.UNFIT, event.message, elsewhere=True)
         else:
             self._loads.bounce(load, now)
 

@@ -177,7 +177,7 @@ class Machine:
             return {"outcome": Outcome.INVALID_REQUEST, "message": "the tenant or the digest is malformed"}
         misfits = [self.state.misfit(engine, request.digest, request.rank, now) for engine in ready]
         if all(misfits):
-            return {"outcome": Outcome.UNFIT, "message": misfits[0]}
+            return {"outcome": Outcome.UNFIT, "message": misfits[0], "elsewhere": True}
         if self.state.cache.overdue(request.digest):
             message = f"node {node} waits for its storage to give these bytes"
             return {"outcome": Outcome.KNOWN_BAD, "message": message, "elsewhere": True}

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from backends.vllm.arena.header import Headers, Revision, copy_header
-from backends.vllm.arena.segment import OutOfReach, Segments
-from backends.vllm.extent_path import parse
+from backends.arena.header import Headers, Revision, copy_header
+from backends.arena.segment import OutOfReach, Segments
+from backends.extent_path import parse
 from packer.modules import Place
 from wire.outcomes import Unfit
 

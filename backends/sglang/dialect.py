@@ -12,16 +12,9 @@ import msgspec
 from backends.dialect import Ask, Fields
 from wire.outcomes import InvalidRequest
 
-from .token_level import generate, is_token_level
+from .token_level import generate, is_token_level, value_of
+from .unheeded import COMPLETIONS, UNHEEDED, check
 
-COMPLETIONS = "/v1/completions"
-# fields of vLLM's that change the answer and that SGLang passes over without a word
-_IGNORED = (
-    "allowed_token_ids", "bad_words", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
-    "length_penalty", "logprob_token_ids", "min_logprobs", "prompt_logprobs", "return_tokens_as_token_ids",
-    "structured_outputs", "truncate_prompt_tokens", "use_beam_search",
-)  # fmt: skip
-_NOTHING = (b"null", b"false")
 # (SGLang's name of a field) by vLLM's
 _RENAMED = {"include_stop_str_in_output": "no_stop_trim"}
 # the lease promised that the engine has the adapter: that it hasn't is no fault of the client's
@@ -49,9 +42,11 @@ class SglangDialect:
         given = {name: value for name, value in fields.items() if bytes(value) != b"null"}
         if path == COMPLETIONS and is_token_level(given):
             return generate(fields)
-        for name in _IGNORED:
-            if bytes(given.get(name, b"false")) not in _NOTHING:
-                raise InvalidRequest(f"{name} is nothing that an SGLang engine heeds in such a request", field=name)
+        if bytes(given.get("continue_final_message", b"false")) == b"true":
+            # vLLM wants this said beside it; SGLang means it
+            given.pop("add_generation_prompt", None)
+        for name in UNHEEDED.intersection(given):
+            check(path, name, value_of(name, given[name]))
         if "seed" in given and bytes(given.get("n", b"1")) != b"1":
             raise InvalidRequest(
                 "an SGLang engine gives a seed's one answer n times: ask for one at a time", field="seed"

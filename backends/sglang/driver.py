@@ -20,8 +20,7 @@ from wire.outcomes import ArtifactUnavailable, EngineFailed, InvalidRequest, Unf
 
 from .client import SglangClient
 from .command import command_for
-from .folder import check_fit, write_for_sglang
-from .terms import TARGETS
+from .folder import check_fit, targets_of, write_for_sglang
 
 
 class SglangBackend(ServedEngine[SglangClient]):
@@ -54,14 +53,17 @@ class SglangBackend(ServedEngine[SglangClient]):
     def _limits_from(self, facts: EngineFacts | None) -> EngineLimits:
         settings = self.settings
         self._heed(facts)
+        targets = tuple(sorted(targets_of(self._base)))
+        if not targets:
+            self._warn("SGLang takes no adapters of this base, whose experts' gate and up alternate")
         if facts is not None:
             return EngineLimits(
-                slots=facts.slots, max_rank=facts.max_rank, targets=facts.targets, served_base=settings.base,
-                dtype=facts.dtype, removes_for_real=True,
+                slots=facts.slots, max_rank=facts.max_rank if targets else 0, targets=targets,
+                served_base=settings.base, dtype=facts.dtype, removes_for_real=True,
             )  # fmt: skip
         self._warn("it runs without our additions: it evicts by itself, and a removal waits for requests")
         return EngineLimits(
-            slots=settings.slots, max_rank=settings.max_rank, targets=tuple(sorted(TARGETS.values())),
+            slots=settings.slots, max_rank=settings.max_rank if targets else 0, targets=targets,
             served_base=settings.base, dtype=settings.dtype, removes_for_real=False,
         )  # fmt: skip
 

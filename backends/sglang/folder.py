@@ -10,6 +10,7 @@ under one name, a factor that all of them share repeated.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from packer import adapter_config
 from packer.copying import DTYPES
 from packer.folder import new_folder
-from packer.modules import PEFT_PREFIX, Place
+from packer.modules import EXPERT_PATHS, PEFT_PREFIX, Place
 from packer.peft import TENSORS_NAME
 from packer.plain import FUSED_GATE_UP, GATE, UP, apart, header, keeps_stacks
 from packer.revision import Pair, RevisionFile
@@ -31,25 +32,30 @@ from wire.outcomes import Unfit
 from .terms import TARGETS
 
 GROUPS = (("q", "k", "v"), ("gate", "up"))
+_MLP = frozenset(("gate", "up", "down"))
 EXPERTS = "experts."
 
 
-def check_fit(file: RevisionFile, base: BaseShape | None) -> None:
-    """Raises Unfit for what SGLang would leave out of an adapter, or can't be known without the base's config.json."""
+def targets_of(base: BaseShape | None) -> frozenset[str]:
+    """Our names of what SGLang lets adapters change: of a base with experts no dense layer's MLP, and nothing at all
+    where gate and up alternate (gpt-oss). Of a base that is not known all that it takes of any.
+    """
+    taken = frozenset((*TARGETS.values(), *EXPERT_PATHS))
+    if base is None:
+        return taken
     if keeps_stacks(base):
-        raise Unfit("SGLang takes no adapters of experts whose gate and up alternate", field="layout")
+        return frozenset()
+    here = taken.intersection(chain.from_iterable(base.modules))
+    return here - _MLP if here & EXPERT_PATHS.keys() else here
+
+
+def check_fit(file: RevisionFile, base: BaseShape | None) -> None:
+    """Raises Unfit for what SGLang would leave out of an adapter."""
+    taken = targets_of(base)
     for pair in file.pairs:
-        module = pair.place.module.removeprefix(EXPERTS)
-        if module not in {*TARGETS.values(), "gate_up"}:
-            raise Unfit(f"an SGLang engine can't change {pair.place}: it takes q, k, v, o, gate, up, down and experts",
-                        field=str(pair.place))  # fmt: skip
-        if base is not None and not pair.place.expert and module in {"gate", "up", "down"} and _has_experts(base):
-            raise Unfit(f"an SGLang engine can't change {pair.place}, a dense layer of a base with experts",
-                        field=str(pair.place))  # fmt: skip
-
-
-def _has_experts(base: BaseShape) -> bool:
-    return any(name.startswith(EXPERTS) for layer in base.modules for name in layer)
+        if pair.place.module not in taken:
+            told = f"of this base it takes {', '.join(sorted(taken))}" if taken else "it takes no adapters of this base"
+            raise Unfit(f"an SGLang engine can't change {pair.place}: {told}", field=str(pair.place))
 
 
 class Row(NamedTuple):

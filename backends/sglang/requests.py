@@ -30,10 +30,12 @@ def init_running_status(self: Any) -> None:
 
 @functools.wraps(_stock_validate)
 def validate(self: Any, obj: Any, input_ids: Any) -> None:
-    """Tokens that the vocabulary lacks end a stock server, and so do some parameters. Raises ValueError, which is
-    answered 400.
+    """A prompt without tokens ends a stock server, and so do tokens that the vocabulary lacks and some parameters.
+    Raises ValueError, which is answered 400.
     """
     vocabulary = self.model_config.vocab_size
+    if input_ids is not None and not len(input_ids):
+        raise ValueError("the prompt has no tokens")
     if input_ids and not 0 <= min(input_ids) <= max(input_ids) < vocabulary:
         raise ValueError(f"the prompt has a token id that is not within 0 to {vocabulary - 1}")
     if isinstance(obj.sampling_params, dict):

@@ -17,10 +17,10 @@ from sglang.srt.lora.lora_manager import LoRAManager
 from sglang.srt.lora.mem_pool import EMPTY_SLOT
 from sglang.srt.managers.scheduler import Scheduler
 
+from backends.arena.segment import OutOfReach
+from backends.extent_path import is_extent
+from backends.faults import is_adapters_fault
 from backends.terms import FAILED, OUT_OF_REACH, REFUSED
-from backends.vllm.arena.segment import OutOfReach
-from backends.vllm.extent_path import is_extent
-from backends.vllm.faults import is_adapters_fault
 from wire.outcomes import InvalidRequest, Unfit
 
 from . import versions
@@ -85,11 +85,14 @@ def _kind(error: Exception) -> str:
 
 
 def _install(manager: Any, lora_ref: Any) -> None:
-    """From the arena into a free slot. Raises what ``ArenaReader.write`` does."""
+    """From the arena into a free slot. Raises what ``ArenaReader.write`` does, and RuntimeError where there is none."""
     if not hasattr(manager, "roost_arena"):
         manager.roost_arena = ArenaReader(manager)
     pool = manager.memory_pool
-    slot = pool.buffer_id_to_uid.index(EMPTY_SLOT)
+    slot = next((slot for slot, uid in enumerate(pool.buffer_id_to_uid) if uid is EMPTY_SLOT), None)
+    if slot is None:
+        # no fault of the adapter's, as the ValueError of a search would be taken for
+        raise RuntimeError("no slot of the memory pool is empty")
     written = manager.roost_arena.write(lora_ref.lora_path, slot)
     pool.uid_to_buffer_id[lora_ref.lora_id] = slot
     pool.buffer_id_to_uid[slot] = lora_ref.lora_id

@@ -21,8 +21,8 @@ from sglang.srt.managers.io_struct import LoRAUpdateOutput, UnloadLoRAAdapterReq
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.runtime_context import get_lora, get_parallel
 
+from backends.guard import Guard
 from backends.terms import ENGINE_ROUTE, REFUSED
-from backends.vllm.guard import Guard
 
 from . import requests, versions
 from .terms import BUSY, PLUGIN_VERSION, TARGETS, TOKEN_VARIABLE

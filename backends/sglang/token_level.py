@@ -13,6 +13,8 @@ import msgspec
 from backends.dialect import Ask, Fields
 from wire.outcomes import EngineFailed, InvalidRequest
 
+from .unheeded import COMPLETIONS, asks_for_nothing
+
 GENERATE = "/generate"
 # what a completion has of tokens where nobody says
 _MAX_TOKENS = 16
@@ -76,9 +78,9 @@ def is_token_level(fields: Fields) -> bool:
 
 def generate(fields: Fields) -> Ask:
     """The request at ``/generate``, and its answer as a completion of vLLM's. Raises InvalidRequest."""
-    given = {name: _value(name, raw) for name, raw in fields.items()}
+    given = {name: value_of(name, raw) for name, raw in fields.items()}
     for name, value in given.items():
-        if name not in _OWN and name not in _SAMPLING and value not in (None, False):
+        if name not in _OWN and name not in _SAMPLING and not asks_for_nothing(COMPLETIONS, name, value):
             raise InvalidRequest(
                 f"{name} is nothing that an SGLang engine takes beside tokens by their ids", field=name
             )
@@ -206,14 +208,20 @@ def _spelled(token: Token, wanted: _Wanted) -> str:
 def _prompts(prompt: Any) -> Sequence[Any]:
     """The prompts, one by one: texts, or lists of token ids."""
     if isinstance(prompt, str):
-        return [prompt]
-    if not isinstance(prompt, list) or not prompt or prompt == [[]]:
+        return [_not_empty(prompt)]
+    if not isinstance(prompt, list) or not prompt:
         raise InvalidRequest("prompt must be a text, a list of token ids, or a list of either", field="prompt")
     if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
         return [prompt]
     kinds = {type(item) for item in prompt}
     if kinds not in ({str}, {list}):
         raise InvalidRequest("prompt must be a text, a list of token ids, or a list of either", field="prompt")
+    return [_not_empty(one) for one in prompt]
+
+
+def _not_empty(prompt: Any) -> Any:
+    if not prompt:
+        raise InvalidRequest("prompt has no tokens", field="prompt")
     return prompt
 
 
@@ -226,7 +234,8 @@ def _number(given: Mapping[str, Any], name: str, otherwise: Any) -> Any:
     return value
 
 
-def _value(name: str, raw: msgspec.Raw) -> Any:
+def value_of(name: str, raw: msgspec.Raw) -> Any:
+    """Raises InvalidRequest for what is no JSON."""
     try:
         return msgspec.json.decode(raw)
     except msgspec.DecodeError as error:

@@ -1,5 +1,5 @@
-"""vLLM: the driver (``driver``, ``client``, ``command``, ``folders``) and what runs inside the engine.
+"""vLLM: the driver (``driver``, ``client``, ``command``) and what runs inside the engine.
 
 Only ``plugin``, ``server``, ``core``, ``worker``, ``arena``, ``cpu_kernels``, ``cpu_moe``, ``cpu_sampling`` and
-``versions`` are loaded in vLLM's processes and may import vLLM. Both sides share ``terms`` and ``extent_path``.
+``versions`` are loaded in vLLM's processes and may import vLLM. Both sides share ``terms``.
 """

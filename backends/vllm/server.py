@@ -13,8 +13,9 @@ from fastapi import FastAPI, Request
 from vllm.entrypoints.openai.models import serving
 from vllm.entrypoints.serve.lora import api_router
 
+from backends.guard import Guard
+
 from . import versions
-from .guard import Guard
 from .terms import ENGINE_ROUTE, TOKEN_VARIABLE
 
 _stock_init = serving.OpenAIServingModels.__init__

@@ -12,9 +12,10 @@ from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 from vllm.v1.worker.worker_base import WorkerBase
 
-from .arena.segment import OutOfReach
-from .extent_path import is_extent
-from .faults import is_adapters_fault
+from backends.arena.segment import OutOfReach
+from backends.extent_path import is_extent
+from backends.faults import is_adapters_fault
+
 from .terms import FAILED, OUT_OF_REACH, REFUSED
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from catalog.blobs import Stored, check_digest
 from catalog.inputs import check_provenance
 from catalog.names import STABLE, check_base
 from catalog.view import CatalogView
+from gateway.deployments import why_none_takes
 from packer.revision import RevisionFile, check_fit
 from packer.shape import BaseShape
 from wire.events import ArtifactFacts, Provenance, Scope
@@ -98,14 +99,14 @@ async def publish(request: web.Request) -> web.Response:
 
 
 def _warnings(shared: Services, policy: str, revision: int, facts: ArtifactFacts) -> Iterator[str]:
-    """What is in order and may still surprise: no engine takes the rank, or requests go on to another revision."""
+    """What is in order and may still surprise: no engine takes it, or requests go on to another revision."""
     record = shared.view.policy(policy)
     if record is None:
         return
     running = [d for node in shared.nodes for d in node.deployments() if d.base == record.base]
-    largest = max((deployment.max_rank for deployment in running), default=0)
-    if 0 < largest < facts.rank:
-        yield f"its rank is {facts.rank}, and no engine of {record.base} takes more than {largest}: requests get 409"
+    kinds = [kind for deployment in running for kind in deployment.kinds]
+    if kinds and not any(kind.takes(facts.rank, facts.targets) for kind in kinds):
+        yield f"{why_none_takes(record.base, kinds, facts.rank, facts.targets)}; requests get 409"
     if (stable := record.channels[STABLE]) and all(arm.revision != revision for arm in stable):
         pinned = ", ".join(str(arm.revision) for arm in stable)
         yield f"{policy}:{STABLE} stays at {pinned}, so that is what {policy} answers with"

@@ -10,9 +10,9 @@ from aiohttp import web
 from catalog.names import adapter_name
 from catalog.records import PolicyRecord, RevisionRecord
 from catalog.view import CatalogView
+from gateway.deployments import Kind
 from gateway.nodes import Node, NodeTable
-from wire.events import ArtifactFacts, RecordKind, Split
-from wire.node import EngineReport
+from wire.events import RecordKind, Split
 
 from .described import AFTER, LIMIT, Description, described
 from .documents import BaseWhere, Deployment, OnNode, RevisionWhere, TrainingDocument, Used, WhereDocument
@@ -63,17 +63,13 @@ def _base(view: CatalogView, nodes: NodeTable, record: PolicyRecord, revisions: 
     deployments = [
         Deployment(
             node.name, engine.engine, engine.backend, engine.health, engine.max_rank,
-            [revision.revision for revision in revisions if not _fits(revision.artifact, engine)],
+            [one.revision for one in revisions if not Kind.of(engine).takes(one.artifact.rank, one.artifact.targets)],
         )
         for node in nodes
         for engine in node.engines.values()
         if (engine.base, engine.fingerprint) == (record.base, fingerprint)
     ]  # fmt: skip
     return BaseWhere(record.base, fingerprint, base.group if base else "", deployments)
-
-
-def _fits(facts: ArtifactFacts, engine: EngineReport) -> bool:
-    return facts.rank <= engine.max_rank and set(facts.targets) <= set(engine.targets)
 
 
 def _channels(view: CatalogView, record: PolicyRecord) -> dict[str, list[Used]]:

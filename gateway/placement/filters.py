@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from gateway.deployments import Deployment
+from gateway.deployments import Deployment, why_none_takes
 from gateway.nodes import Node
 from wire.outcomes import BaseNotDeployed, NoHealthyNode, RoostError, Unfit
 
@@ -18,10 +18,12 @@ Keeps = Callable[[Node, Deployment, Demand], bool]
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """``keeps`` decides on a node by itself and its deployment of the base; ``refusal`` is the error if all fail."""
+    """``keeps`` decides on a node by itself and its deployment of the base; ``refusal`` is the error if all of the
+    deployments that came so far fail.
+    """
 
     keeps: Keeps
-    refusal: Callable[[Demand], RoostError]
+    refusal: Callable[[Demand, Sequence[Deployment]], RoostError]
 
 
 def eligible(node: Node, demand: Demand) -> bool:
@@ -47,22 +49,26 @@ def refusal(nodes: Iterable[Node], demand: Demand) -> RoostError:
     if not left:
         return _another_build(demand)
     for rule in FILTERS:
-        left = [(node, deployment) for node, deployment in left if rule.keeps(node, deployment, demand)]
-        if not left:
-            return rule.refusal(demand)
+        kept = [(node, deployment) for node, deployment in left if rule.keeps(node, deployment, demand)]
+        if not kept:
+            return rule.refusal(demand, [deployment for _, deployment in left])
+        left = kept
     raise ValueError("some node is eligible")
 
 
-def _fits_rank(node: Node, deployment: Deployment, demand: Demand) -> bool:
-    return demand.rank <= deployment.max_rank
-
-
-def _fits_targets(node: Node, deployment: Deployment, demand: Demand) -> bool:
-    return not deployment.targets or deployment.targets.issuperset(demand.targets)
+def _fits(node: Node, deployment: Deployment, demand: Demand) -> bool:
+    for kind in deployment.kinds:  # noqa: SIM110 - a generator costs more than the kinds
+        if kind.takes(demand.rank, demand.targets):
+            return True
+    return False
 
 
 def _is_healthy(node: Node, deployment: Deployment, demand: Demand) -> bool:
-    return node.heard and deployment.ready > 0
+    if node.heard:
+        for kind in deployment.kinds:
+            if kind.ready and kind.takes(demand.rank, demand.targets):
+                return True
+    return False
 
 
 def _takes_new_work(node: Node, deployment: Deployment, demand: Demand) -> bool:
@@ -75,25 +81,21 @@ def _another_build(demand: Demand) -> RoostError:
     )
 
 
-def _rank_too_large(demand: Demand) -> RoostError:
-    return Unfit(f"rank {demand.rank} is above what any engine of {demand.base} takes", field="model")
+def _unfit(demand: Demand, deployments: Sequence[Deployment]) -> RoostError:
+    kinds = (kind for deployment in deployments for kind in deployment.kinds)
+    return Unfit(why_none_takes(demand.base, kinds, demand.rank, demand.targets), field="model")
 
 
-def _targets_unsupported(demand: Demand) -> RoostError:
-    return Unfit(f"no engine of {demand.base} adapts all of {', '.join(demand.targets)}", field="model")
-
-
-def _unhealthy(demand: Demand) -> RoostError:
+def _unhealthy(demand: Demand, _: Sequence[Deployment]) -> RoostError:
     return NoHealthyNode(f"no healthy node serves {demand.base} now", retry_after_s=RETRY_AFTER_S)
 
 
-def _all_draining(demand: Demand) -> RoostError:
+def _all_draining(demand: Demand, _: Sequence[Deployment]) -> RoostError:
     return NoHealthyNode(f"every node that serves {demand.base} is draining", retry_after_s=RETRY_AFTER_S)
 
 
 FILTERS: tuple[Filter, ...] = (
-    Filter(_fits_rank, _rank_too_large),
-    Filter(_fits_targets, _targets_unsupported),
+    Filter(_fits, _unfit),
     Filter(_is_healthy, _unhealthy),
     Filter(_takes_new_work, _all_draining),
 )

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
-from backends.vllm.extent_path import ExtentPath
+from backends.extent_path import ExtentPath
 from backends.vllm.terms import PENDING
 
 from .adapters import Adapter

@@ -6,8 +6,12 @@ import os
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import tomli_w
 import typer
+
+from backends.registry import check_settings
+from wire.outcomes import InvalidRequest
 
 from ..config import load, show
 from ..deployment import engine_settings, needs_curve
@@ -27,7 +31,15 @@ def check(config: ConfigFile = None) -> None:
     """Check the configuration. Names the field that is wrong, and exits with 2."""
     file = config or default_file()
     found = load(file, os.environ)
-    engines = engine_settings(found.node, {engine.base: "" for engine in found.node.engines})
+    bases = {engine.base: "" for engine in found.node.engines}
+    engines = engine_settings(found.node, bases)
+    for index, told in enumerate(found.node.engines):
+        alone = msgspec.structs.replace(found.node, engines=(told,))
+        try:
+            check_settings(engine_settings(alone, bases)[0])
+        except InvalidRequest as error:
+            path = f"node.engines[{index}].{error.field}"
+            raise InvalidRequest(f"{path}: {error.message}", field=path) from None
     tell(
         ("ok", "green"), f"  {file or 'defaults and environment'}: {len(engines)} engine(s), state in {found.state_dir}"
     )

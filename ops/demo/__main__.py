@@ -18,8 +18,10 @@ from openai import OpenAI, OpenAIError
 from rich.rule import Rule
 
 from backends.process import free_port
+from backends.sglang.command import PYTHON_VARIABLE
 from ops.cli.client import ApiClient, policy_path
 from ops.cli.output import ERR, OUT
+from ops.config import ENVIRONMENT_PREFIX
 from ops.layout import Layout
 from packer.revision import RevisionFile
 from packer.unpack import write_peft
@@ -42,8 +44,10 @@ class Demo:
         self._engine = engine
         self._layout = Layout.of(str(cache.mesh))
         self._url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("ROOST_")}
-        self._environment = kept | {"ROOST_STATE_DIR": str(self._layout.root), "ROOST_TRAINING__TENANT": TENANT}
+        self._environment = without_settings(os.environ) | {
+            "ROOST_STATE_DIR": str(self._layout.root),
+            "ROOST_TRAINING__TENANT": TENANT,
+        }
         self._trains = any(not cache.adapter(name).is_dir() for name in STYLES)
 
     def run(self) -> None:
@@ -135,6 +139,15 @@ class Demo:
         output = subprocess.DEVNULL if quiet else None
         given = self._environment | dict(environment or {})
         subprocess.run([sys.executable, "-m", module, *arguments], env=given, stdout=output, check=True)
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` without what would set up the mesh in another way; where SGLang is installed is no such thing."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name == PYTHON_VARIABLE or not name.startswith(ENVIRONMENT_PREFIX)
+    }
 
 
 def heading(text: str) -> None:

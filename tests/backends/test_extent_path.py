@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.vllm.extent_path import ExtentPath, is_extent, parse
+from backends.extent_path import ExtentPath, is_extent, parse
 
 NUMBERS = st.integers(1, (1 << 63) - 1)
 PATHS = st.builds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from safetensors import SafetensorError
 
-from backends.vllm.faults import is_adapters_fault
+from backends.faults import is_adapters_fault
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.vllm.folders import AdapterFolders
+from backends.folders import AdapterFolders
 from wire.outcomes import InvalidRequest, StorageFull
 
 ADAPTER, OTHER = f"acme@{'a' * 64}", f"acme@{'b' * 64}"

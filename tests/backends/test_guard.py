@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from backends.vllm.guard import Guard, Message, Receive, Scope, Send
+from backends.guard import Guard, Message, Receive, Scope, Send
 
 TOKEN = "the token"
 RIGHT = (b"authorization", b"Bearer the token")

@@ -35,6 +35,7 @@ def base_demand() -> Demand:
 def engine(
     name: str = "e0",
     *,
+    backend: str = "vllm",
     base: str = BASE,
     fingerprint: str = FINGERPRINT,
     health: Health = Health.READY,
@@ -47,7 +48,7 @@ def engine(
 ) -> EngineReport:
     return EngineReport(
         engine=name,
-        backend="vllm",
+        backend=backend,
         base=base,
         fingerprint=fingerprint,
         health=health,

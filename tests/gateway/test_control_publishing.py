@@ -53,7 +53,7 @@ async def test_a_publish_says_what_requests_will_not_get(tmp_path: Path) -> None
         assert "acme/bot:stable stays at 1" in warning
         wide = revision_bytes(4, rank=mesh.sidecar.max_rank + 1)
         (warning,) = (await publish(mesh, "acme/wide", wide)).json["warnings"]
-        assert f"more than {mesh.sidecar.max_rank}" in warning
+        assert f"rank {mesh.sidecar.max_rank + 1} is above vllm's {mesh.sidecar.max_rank}" in warning
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,16 @@ def test_an_engine_that_is_not_ready_counts_for_nothing_that_needs_it() -> None:
         0,
         frozenset(),
     )
-    assert deployment.max_rank == 64
+    (kind,) = deployment.kinds
+    assert (kind.max_rank, kind.ready) == (64, False)
+
+
+def test_engines_of_one_sort_are_one_kind_ready_where_one_of_them_is() -> None:
+    node = NodeTable(["a"])["a"]
+    node.replace(report("a", engine("e0", health=Health.DEAD), engine("e1"), engine("e2", backend="sglang")))
+    deployment = node.deployment(BASE, FINGERPRINT)
+    assert deployment is not None
+    assert [(kind.backend, kind.ready) for kind in deployment.kinds] == [("vllm", True), ("sglang", True)]
 
 
 def test_another_build_of_a_base_is_another_deployment() -> None:

@@ -131,6 +131,7 @@ def test_up_says_what_is_wrong_with_its_flags(roost: Roost, tmp_path: Path, opti
 
 def test_config_check_and_show(roost: Roost, tmp_path: Path) -> None:
     (tmp_path / "roost.toml").write_text('[[node.engines]]\nbase = "smol"\nmodel_path = "m"\nslots = 4\n')
+    (tmp_path / "m").mkdir()
     checked = roost("config", "check", cwd=tmp_path)
     assert checked.returncode == 0
     assert "engine smol: smol, 4 slots" in checked.stdout
@@ -139,6 +140,26 @@ def test_config_check_and_show(roost: Roost, tmp_path: Path) -> None:
     (tmp_path / "roost.toml").write_text("[node]\nengines = 3\n")
     refused = roost("config", "check", cwd=tmp_path)
     assert (refused.returncode, refused.stderr) == (2, "error: node.engines: expected array, got int\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ('model_path = "absent"', "node.engines[0].model_path: "),
+        ('model_path = "m"\nmax_rank = 100000', "node.engines[0].max_rank: max_rank 100000 is not within 1 to 512"),
+        ('model_path = "m"\nbackend = "SGLang"', "node.engines[0].backend: expected vllm or sglang, got 'SGLang'"),
+        ('model_path = "m"\nextra_args = ["--api-key=x"]', "node.engines[0].extra_args: "),
+    ],
+)
+def test_config_check_says_what_an_engine_would_not_start_with(
+    roost: Roost, tmp_path: Path, setting: str, told: str
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "roost.toml").write_text(f'[[node.engines]]\nbase = "smol"\n{setting}\n')
+    refused = roost("config", "check", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"error: {told}")
+    assert refused.stderr.count("\n") == 1
 
 
 def test_doctor_tells_a_port_that_is_taken(roost: Roost, tmp_path: Path) -> None:

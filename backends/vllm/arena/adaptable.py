@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from backends.arena.header import Layout
 from backends.vllm.versions import rename_mapper
 from packer.layouts import container_of
 from packer.modules import Place
@@ -15,7 +16,6 @@ from packer.revision import check_pair
 from packer.shape import BaseShape
 from wire.outcomes import Unfit
 
-from .header import Layout
 from .modules import Experts, Given, Linear, other_stacks, wrapped_experts, wrapped_linears
 from .plan import Move, Plan, Switch
 

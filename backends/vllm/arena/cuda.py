@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .cache import LruCache
+from backends.arena.cache import LruCache
+
 from .pinned import PinnedMapping, copy_to_device
 from .plan import Move, Plan, Source, Switch
 from .scatter import Blocks, cut, scatter, set_switches

@@ -11,15 +11,15 @@ import numpy as np
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
 
-from backends.vllm import extent_path
-from backends.vllm.extent_path import ExtentPath
+from backends import extent_path
+from backends.arena.cache import LruCache
+from backends.arena.header import Headers, Layout, copy_header
+from backends.arena.segment import Segment, Segments
+from backends.extent_path import ExtentPath
 from backends.vllm.terms import PENDING
 
 from .adaptable import Adaptable
-from .cache import LruCache
-from .header import Headers, Layout, copy_header
 from .plan import Plan
-from .segment import Segment, Segments
 from .writer import Pending, SlotWriter
 
 # plans are small beside a model; targets times ranks is what tells them apart

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from backends.arena.header import Shape
 from backends.vllm.versions import expert_rank, shares_factors
 from packer.revision import Pair
 
-from .header import Shape
 from .plan import Move, Source, Switch
 
 

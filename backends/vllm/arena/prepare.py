@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from backends.arena.segment import Segments
 from backends.vllm import versions
 from packer.shape import BaseShape
 
 from .adaptable import Adaptable
 from .install import Installer
-from .segment import Segments
 from .writer import SlotWriter
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from backends.arena.segment import MappingUser
 
 from .plan import Plan
 
@@ -22,20 +23,6 @@ class Pending(Protocol):
 
     def wait(self) -> None:
         """Return when everything is written. Raises RuntimeError where the write failed: nothing writes any more."""
-
-
-class MappingUser(Protocol):
-    """Who is told of a worker's mappings; all calls come from its main thread."""
-
-    def mapped(self, segment: memoryview) -> None:
-        """A segment's read-only mapping, page-aligned, that sources will lie in: a chance to register it as pinned.
-
-        It stays where it is until ``unmapped``. Must not raise where registering fails: such sources are then copied
-        another way.
-        """
-
-    def unmapped(self, segment: memoryview, close: Callable[[], None]) -> None:
-        """Forget the mapping; ``close`` it, on any thread, when nothing reads it any more. Must not raise."""
 
 
 class SlotWriter(MappingUser, Protocol):

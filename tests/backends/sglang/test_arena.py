@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from backends.arena.segment import OutOfReach, StaleExtent
+from backends.extent_path import extent_of
 from backends.sglang.arena import ArenaReader, Written
 from backends.sglang.terms import TARGETS
-from backends.vllm.arena.segment import OutOfReach, StaleExtent
-from backends.vllm.extent_path import extent_of
 from packer.modules import Place
 from packer.peft import pack_peft
 from packer.shape import BaseShape

@@ -150,6 +150,27 @@ async def test_what_it_can_not_do_is_refused_with_the_reason_and_never_asked(set
     assert setting.routes.paths == []
 
 
+@pytest.mark.parametrize(
+    ("name", "taken", "not_taken", "max_rank"),
+    [
+        ("Qwen3", {"q", "k", "v", "o", "gate", "up", "down"}, {"experts.gate"}, 8),
+        ("Qwen3-MoE", {"q", "experts.gate", "experts.gate_up", "experts.down"}, {"gate", "down", "router"}, 8),
+        ("DeepSeek-V3", {"o", "experts.up"}, {"kv_a", "q_b", "shared.gate", "eh", "down"}, 8),
+        ("gpt-oss", set(), {"q", "experts.gate"}, 0),
+    ],
+)
+async def test_what_it_can_not_do_is_in_its_limits_so_that_nobody_asks(
+    setting: Setting, name: str, taken: set[str], not_taken: set[str], max_rank: int
+) -> None:
+    (setting.root / "config.json").write_text(json.dumps(CONFIGS[name]))
+    limits = await setting.backend.limits()
+    assert taken <= set(limits.targets)
+    assert not not_taken & set(limits.targets)
+    assert limits.max_rank == max_rank
+    assert await setting.backend.health() is Health.READY
+    assert ("takes no adapters of this base" in setting.backend.detail) is (max_rank == 0)
+
+
 async def test_bytes_that_were_given_away_meanwhile_are_a_failure_and_no_uncertainty(setting: Setting) -> None:
     def view() -> memoryview:
         raise ArtifactUnavailable("extent 7 of the arena was given away")

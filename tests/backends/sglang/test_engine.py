@@ -17,9 +17,9 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
+from backends.extent_path import extent_of
 from backends.interface import Health, InstallFailed, InstallRefused, Removal
 from backends.registry import make_backend
-from backends.vllm.extent_path import extent_of
 from gateway.training.work import Sample
 from packer.shape import BaseShape
 from tests.backends.support import PROMPT, EngineStage, SharedArena, installable, tiny_settings
@@ -86,6 +86,8 @@ async def test_it_says_what_it_can_do(stage: Stage) -> None:
     assert (limits.slots, limits.max_rank, limits.dtype) == (SLOTS, MAX_RANK, "float32")
     assert limits.removes_for_real
     assert limits.serves_base
+    # the adapters of these tests, and none of a dense layer's MLP
+    assert {"q", "k", "v", "o", "experts.gate", "experts.up", "experts.gate_up", "experts.down"} == set(limits.targets)
 
 
 @pytest.mark.parametrize("way", ["folder", "arena"])
@@ -187,6 +189,12 @@ async def test_parameters_on_which_a_scheduler_would_end_do_not_reach_it(stage: 
             for changes in cases:
                 status, told = await caller.asked("tiny-base", sample, **changes)
                 assert status == expected, (changes, told)
+        # the gateway refuses these before
+        for prompt in ({"text": ""}, {"text": ["x", ""]}, {"input_ids": []}, {"input_ids": [[1], []]}):
+            many = isinstance(next(iter(prompt.values())), list) and prompt != {"input_ids": []}
+            few = {"max_new_tokens": 2}
+            body = prompt | {"sampling_params": [few, few] if many else few, "return_logprob": True}
+            assert (await caller.post("/generate", body))[0] == 400, prompt
         chat = {"model": "tiny-base", "messages": [{"role": "user", "content": PROMPT}], "min_tokens": 1 << 40}
         assert (await caller.post("/v1/chat/completions", chat))[0] == 400
         assert await caller.complete("tiny-base") == (200, stage.reference(None))

@@ -159,8 +159,8 @@ def test_what_can_not_be_known_without_the_base_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "module", "reason"),
     [
-        ("gpt-oss", "", "gate and up alternate"),
-        ("Qwen3-MoE", "mlp.gate_proj", "dense layer of a base with experts"),
+        ("gpt-oss", "", "it takes no adapters of this base"),
+        ("Qwen3-MoE", "mlp.gate_proj", "can't change layers.1.gate: of this base it takes experts.down"),
         ("DeepSeek-V3", "kv_a_proj_with_mqa", "can't change layers.0.kv_a"),
     ],
 )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -64,17 +65,38 @@ def test_gateways_that_see_the_same_reports_choose_the_same_node(fleet: list[Nod
         ([report("a", engine(base="other"))], demand(), BaseNotDeployed, "no node runs"),
         ([report("a", engine(fingerprint="0" * 64))], demand(), BaseNotDeployed, "fingerprint"),
         ([report("a")], demand(rank=32), Unfit, "rank 32"),
-        ([report("a", engine(targets=("q", "v")))], demand(targets=("q", "gate")), Unfit, "gate"),
+        ([report("a", engine(targets=("q", "v")))], demand(targets=("q", "gate")), Unfit, "vllm can't change gate"),
+        ([report("a", engine(backend="sglang", max_rank=0))], demand(), Unfit, "sglang takes no adapters"),
+        (
+            [report("a", engine(max_rank=8)), report("b", engine(backend="sglang", targets=("q",)))],
+            demand(rank=16, targets=("q", "v")), Unfit, "sglang can't change v; rank 16 is above vllm's 8",
+        ),
+        # what one has of rank and the other of modules is no engine that takes both
+        ([report("a", engine(max_rank=8), engine("e1", targets=("q",)))], demand(rank=16), Unfit, "can't change v"),
+        (
+            [report("a", engine(health=Health.STARTING), engine("e1", targets=("q",)))],
+            demand(), NoHealthyNode, "healthy",
+        ),
         ([report("a", engine(health=Health.STARTING))], demand(), NoHealthyNode, "healthy"),
         ([report("a", draining=True)], demand(), NoHealthyNode, "draining"),
         ([], demand(), NoHealthyNode, "reported"),
     ],
-)
+)  # fmt: skip
 def test_where_no_node_is_left_the_last_filter_says_why(
     nodes: list[NodeReport], asked: Demand, error: type[RoostError], reason: str
 ) -> None:
     with pytest.raises(error, match=reason):
         chosen(asked, *nodes)
+
+
+@pytest.mark.parametrize("narrow", [{"targets": ("q", "v")}, {"max_rank": 4}, {"max_rank": 0}])
+def test_a_policy_goes_to_a_node_that_takes_it(narrow: dict[str, Any]) -> None:
+    able = report("able", engine(outstanding=90, serving=tuple(f"acme@{digest_of(n)}" for n in range(9, 13))))
+    for number in range(1, 40):
+        asked = demand(f"acme/p{number}", number, targets=("q", "gate"))
+        unable = report("unable", engine(backend="sglang", **narrow), resident={asked.digest: Residency.RESIDENT})
+        assert chosen(asked, able, unable) == "able"
+    assert chosen(base_demand(), able, unable) == "unable"
 
 
 def test_a_silent_node_is_unhealthy_but_still_known_to_run_the_base() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from backends.arena.segment import OutOfReach, Segments, StaleExtent
+from backends.extent_path import ExtentPath
 from backends.vllm.arena.cpu import CpuWriter
-from backends.vllm.arena.segment import OutOfReach, Segments, StaleExtent
-from backends.vllm.extent_path import ExtentPath
 from sidecar.arena import Arena
 from sidecar.extents import HEADER_BYTES, Extent
 

@@ -17,9 +17,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.arena.header import Headers, Revision, copy_header
 from backends.vllm.arena.adaptable import Adaptable
 from backends.vllm.arena.cpu import CpuWriter
-from backends.vllm.arena.header import Headers, Revision, copy_header
 from backends.vllm.arena.modules import Experts, Linear
 from backends.vllm.arena.plan import Column, Move, Plan, Source
 from packer.modules import Place

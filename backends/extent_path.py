@@ -1,4 +1,4 @@
-"""An extent of the host's arena as the ``lora_path`` of vLLM's load call: the only carrier that the call has.
+"""An extent of the host's arena as the path of an engine's load call: the only carrier that the call has.
 
 ``roost-arena:///SEGMENT?offset=N&length=N&generation=N&digest=HEX``, with exactly these fields in this order. SEGMENT
 is a file's name in the host's shared memory, never a path: whoever may load adapters can't have other files read.

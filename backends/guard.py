@@ -1,4 +1,4 @@
-"""Inside the API server: every route but the liveness probe asks for the engine's token.
+"""Inside an engine's API server: every route but the liveness probe asks for the engine's token.
 
 vLLM's own check covers ``/v1`` and a few prefixes, and leaves open routes that generate as well, such as
 ``/invocations``, others that change the engine's state, and metrics that name adapters.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from backends import extent_record
-from backends.vllm.extent_path import ExtentPath
-
-from .writer import MappingUser
+from backends.extent_path import ExtentPath
 
 
 class StaleExtent(RuntimeError):
@@ -19,6 +19,20 @@ class StaleExtent(RuntimeError):
 
 class OutOfReach(RuntimeError):
     """This process will not map the segment: it isn't there, or is not ours to read."""
+
+
+class MappingUser(Protocol):
+    """Who is told of a worker's mappings; all calls come from its main thread."""
+
+    def mapped(self, segment: memoryview) -> None:
+        """A segment's read-only mapping, page-aligned, that sources will lie in: a chance to register it as pinned.
+
+        It stays where it is until ``unmapped``. Must not raise where registering fails: such sources are then copied
+        another way.
+        """
+
+    def unmapped(self, segment: memoryview, close: Callable[[], None]) -> None:
+        """Forget the mapping; ``close`` it, on any thread, when nothing reads it any more. Must not raise."""
 
 
 class Segment:

@@ -13,15 +13,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from backends import engine_server
+from backends import engine_server, pulse
 from backends.engine_client import Unreachable
 from backends.interface import Health
 from backends.process import Command
 from backends.procfs import read_stat
-from backends.vllm import driver, pulse
+from backends.pulse import Pulse
+from backends.vllm import driver
 from backends.vllm.client import VllmClient
 from backends.vllm.driver import VllmBackend
-from backends.vllm.pulse import Pulse
 from tests.backends.support import tiny_settings, until_dead, until_ready
 
 # answers one request at a time, and nobody while it burns or sleeps

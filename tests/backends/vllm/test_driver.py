@@ -12,12 +12,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from backends import engine_server
+from backends import engine_server, extent_path, folders
+from backends.extent_path import is_extent
 from backends.interface import Health, Installable, InstallFailed, InstallRefused, InstallUncertain, Removal
 from backends.registry import make_backend
-from backends.vllm import extent_path, folders
 from backends.vllm.driver import VllmBackend
-from backends.vllm.extent_path import is_extent
 from backends.vllm.terms import OUT_OF_REACH
 from tests.backends.fake import Fake, Handler, answer, serving, silence, vllm_error
 from tests.backends.support import from_bytes, installable, tiny_settings

@@ -68,6 +68,41 @@ def test_what_it_would_pass_over_is_refused(field: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "name", "means", "default"),
+    [
+        ("/v1/chat/completions", "add_generation_prompt", False, True),
+        ("/v1/chat/completions", "chat_template", "{{ messages }}", None),
+        ("/v1/chat/completions", "documents", [{"title": "a", "text": "b"}], None),
+        ("/v1/chat/completions", "add_special_tokens", True, False),
+        ("/v1/chat/completions", "echo", True, False),
+        ("/v1/chat/completions", "include_reasoning", False, True),
+        ("/v1/completions", "add_special_tokens", False, True),
+        ("/v1/completions", "spaces_between_special_tokens", False, True),
+        ("/v1/completions", "length_penalty", 0.5, 1.0),
+        ("/v1/completions", "suffix", "end", None),
+    ],
+)
+def test_a_default_that_is_spelled_out_is_none_of_its_concern(path: str, name: str, means: Any, default: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ask(path, prompt="x", **{name: means})
+    assert caught.value.field == name
+    ask(path, prompt="x", **{name: default})
+    if path == "/v1/completions":
+        with pytest.raises(InvalidRequest) as caught:
+            ask(path, prompt="x", prompt_logprobs=1, **{name: means})
+        assert caught.value.field == name
+        ask(path, prompt="x", prompt_logprobs=1, **{name: default})
+
+
+def test_a_message_may_be_continued_as_vllm_wants_it_said() -> None:
+    path = "/v1/chat/completions"
+    asked = told(ask(path, messages=[], continue_final_message=True, add_generation_prompt=False))
+    assert asked["continue_final_message"] is True
+    assert "add_generation_prompt" not in asked
+    assert told(ask("/v1/completions", prompt="x", echo=True))["echo"] is True
+
+
+@pytest.mark.parametrize(
     ("path", "fields", "field"),
     [
         ("/v1/chat/completions", {"prompt_logprobs": 1}, "prompt_logprobs"),
@@ -75,6 +110,9 @@ def test_what_it_would_pass_over_is_refused(field: str) -> None:
         ("/v1/completions", {"prompt_logprobs": 1, "echo": True}, "echo"),
         ("/v1/completions", {"prompt_logprobs": "many"}, "prompt_logprobs"),
         ("/v1/completions", {"prompt_logprobs": 1, "prompt": []}, "prompt"),
+        ("/v1/completions", {"prompt_logprobs": 1, "prompt": ""}, "prompt"),
+        ("/v1/completions", {"prompt_logprobs": 1, "prompt": ["x", ""]}, "prompt"),
+        ("/v1/completions", {"prompt_logprobs": 1, "prompt": [[1], []]}, "prompt"),
         ("/v1/completions", {"prompt_logprobs": 1, "prompt": [1, "x"]}, "prompt"),
         ("/v1/completions", {"prompt_logprobs": 1, "prompt": 7}, "prompt"),
         ("/v1/completions", {"prompt_logprobs": 1, "n": "two"}, "n"),

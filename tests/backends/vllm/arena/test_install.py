@@ -13,18 +13,19 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from backends.arena import header
+from backends.arena.segment import Segments
+from backends.extent_path import ExtentPath
 from backends.interface import Installable
 from backends.vllm import versions, worker
-from backends.vllm.arena import header, install
+from backends.vllm.arena import install
 from backends.vllm.arena.cpu import CpuWriter, Done
 from backends.vllm.arena.install import Installer
 from backends.vllm.arena.plan import Plan
-from backends.vllm.arena.segment import Segments
-from backends.vllm.extent_path import ExtentPath
 from backends.vllm.terms import FAILED, OUT_OF_REACH, PENDING, REFUSED
 from packer.revision import RevisionFile
 from tests.backends.support import SharedArena
-from tests.backends.test_arena_plan import BASE, SLOTS, Worker, packed
+from tests.backends.vllm.arena.test_plan import BASE, SLOTS, Worker, packed
 from tests.packer import moe
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.vllm.arena.cache import LruCache
+from backends.arena.cache import LruCache
 
 
 def test_what_was_asked_for_longest_ago_goes_first() -> None:

@@ -16,10 +16,10 @@ import pytest
 import pytest_asyncio
 
 from backends.engine_client import ArenaOutOfReach
+from backends.extent_path import ExtentPath
 from backends.interface import Health, Installable, InstallFailed, InstallRefused, InstallUncertain, Removal
 from backends.procfs import session_members
 from backends.vllm.driver import VllmBackend
-from backends.vllm.extent_path import ExtentPath
 from tests.backends.support import Caller, EngineStage, SharedArena, tiny_settings
 from tests.models import make_adapter, make_tiny_base
 
