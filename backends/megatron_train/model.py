@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import (
@@ -16,7 +17,7 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
-from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -28,8 +29,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from wire.outcomes import InvalidRequest
 
 from .experts import GroupedExperts
+from .gated import GatedMLP
 from .head import score
 from .hf_config import BaseConfig
+from .rotary import rotate
 from .topology import Topology
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -94,6 +97,8 @@ def build_model(base: BaseConfig, topology: Topology, device: torch.device, dtyp
     """A model whose parameters are uninitialised, on ``device``."""
     # without TransformerEngine, megatron-core 0.16.1 leaves this name undefined and uses it all the same
     moe_utils.te_general_gemm = None
+    # the place of TransformerEngine's kernel
+    rope_utils.fused_apply_rotary_pos_emb = rotate
     config = _config(base, topology, device, DTYPES[dtype], recompute=recompute)
     layers = topology.layers(base.layers)
     norm = _norm(device)
@@ -172,7 +177,7 @@ def _config(
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
-        apply_rope_fusion=False,
+        apply_rope_fusion=True,
         **options,
     )
 
@@ -193,7 +198,7 @@ def _layer(base: BaseConfig, norm: type[RMSNorm], *, moe: bool) -> ModuleSpec:
         ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=GroupedExperts))
         if moe
         else ModuleSpec(
-            module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+            module=GatedMLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
         )
     )
     return ModuleSpec(
