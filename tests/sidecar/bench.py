@@ -260,6 +260,12 @@ class Bench:
         assert self.granted(ask).engine == engine
         return ask
 
+    def removing(self, engine: str = "e1") -> str:
+        """The adapter that is being removed."""
+        call = self.calls[engine]
+        assert isinstance(call, StartRemove)
+        return call.adapter
+
     def granted(self, ask: int) -> Granted:
         answer = self.answers[ask]
         assert isinstance(answer, Granted), answer

@@ -370,9 +370,7 @@ def test_tenant_above_its_share_of_the_slots_replaces_its_own() -> None:
     fill(bench, range(10, 13), "flood")
     bench.ask(20, tenant="flood")
     bench.fetched(20)
-    removal = bench.calls["e1"]
-    assert isinstance(removal, StartRemove)
-    assert removal.adapter == name(10, "flood"), "not the light tenant's, though it was used less lately"
+    assert bench.removing() == name(10, "flood"), "not the light tenant's, though it was used less lately"
 
 
 def test_slots_that_a_tenant_left_long_ago_are_nobodys() -> None:
@@ -382,9 +380,7 @@ def test_slots_that_a_tenant_left_long_ago_are_nobodys() -> None:
     fill(bench, range(10, 13), "flood")
     bench.ask(20, tenant="flood")
     bench.fetched(20)
-    removal = bench.calls["e1"]
-    assert isinstance(removal, StartRemove)
-    assert removal.adapter == name(0, "light")
+    assert bench.removing() == name(0, "light")
 
 
 def test_tenant_takes_no_slot_from_one_that_has_fewer_though_both_have_more_than_their_share() -> None:
@@ -394,9 +390,7 @@ def test_tenant_takes_no_slot_from_one_that_has_fewer_though_both_have_more_than
     fill(bench, range(20, 24), "flood")
     bench.ask(30, tenant="flood")
     bench.fetched(30)
-    removal = bench.calls["e1"]
-    assert isinstance(removal, StartRemove)
-    assert removal.adapter == name(20, "flood")
+    assert bench.removing() == name(20, "flood")
 
 
 def test_tenant_with_many_slots_waits_for_its_own_rather_than_take_another_tenants() -> None:
@@ -412,9 +406,7 @@ def test_tenant_with_many_slots_waits_for_its_own_rather_than_take_another_tenan
     assert name(0, "light") in bench.serving()
     bench.release(held[0])
     bench.fetched(20)
-    removal = bench.calls["e1"]
-    assert isinstance(removal, StartRemove)
-    assert removal.adapter == name(10, "flood")
+    assert bench.removing() == name(10, "flood")
     assert waiting not in bench.answers
 
 
@@ -433,6 +425,4 @@ def test_slots_that_nobody_uses_are_for_whoever_needs_them() -> None:
     bench.alive()
     bench.wait(12.0)
     bench.fetched(20)
-    removal = bench.calls["e1"]
-    assert isinstance(removal, StartRemove)
-    assert removal.adapter == name(0, "light")
+    assert bench.removing() == name(0, "light")
