@@ -61,7 +61,7 @@ def command_for(settings: EngineSettings) -> Command:
         interpreter(), "-m", "backends.sglang.launch",
         "--model-path", str(Path(settings.model_path).resolve()),
         "--served-model-name", settings.base,
-        "--dtype", settings.dtype,
+        "--dtype", dtype_of(settings),
         "--enable-lora",
         "--max-loras-per-batch", str(settings.slots + _BASE_SLOTS),
         "--max-loaded-loras", str(_ROOM * (settings.slots + _BASE_SLOTS)),
@@ -88,6 +88,26 @@ def command_for(settings: EngineSettings) -> Command:
     )
 
 
+def dtype_of(settings: EngineSettings) -> str:
+    """What the engine computes in. By itself SGLang takes ``auto`` of a base in float32 for float16, in which numbers
+    overflow that bfloat16 holds; vLLM takes it for bfloat16, and the engines of one base must compute alike.
+    """
+    if settings.dtype != "auto":
+        return settings.dtype
+    try:
+        config = msgspec.json.decode((Path(settings.model_path) / "config.json").read_bytes(), type=_Stored)
+    except (OSError, msgspec.MsgspecError):
+        return settings.dtype
+    return "bfloat16" if (config.dtype or config.torch_dtype) in (None, "", "float32") else settings.dtype
+
+
+class _Stored(msgspec.Struct):
+    """What a config.json says of how the weights are stored."""
+
+    dtype: str | None = None
+    torch_dtype: str | None = None
+
+
 def tokens_in(kv_cache_bytes: int, settings: EngineSettings) -> int:
     """How many tokens' keys and values fit, which is what SGLang is told. Raises InvalidRequest where that can't be
     known from the base's config.json.
@@ -101,7 +121,7 @@ def tokens_in(kv_cache_bytes: int, settings: EngineSettings) -> int:
             "set it to 0 and give --max-total-tokens in extra_args",
             field="kv_cache_bytes",
         ) from error
-    return max(1, kv_cache_bytes // config.bytes_per_token(settings.dtype))
+    return max(1, kv_cache_bytes // config.bytes_per_token(dtype_of(settings)))
 
 
 class _Attention(msgspec.Struct):

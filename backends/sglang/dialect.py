@@ -5,6 +5,7 @@ A request that reads tokens by their ids goes to ``/generate`` (``token_level.py
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -13,10 +14,13 @@ from backends.dialect import Ask, Fields
 from wire.outcomes import InvalidRequest
 
 from .token_level import generate, is_token_level, value_of
-from .unheeded import COMPLETIONS, UNHEEDED, check
+from .unheeded import COMPLETIONS, OBJECTS, UNHEEDED, check, check_object
 
 # (SGLang's name of a field) by vLLM's
 _RENAMED = {"include_stop_str_in_output": "no_stop_trim"}
+# how FastAPI tells of a field, and where in the server that was
+_UNREADABLE = re.compile(r"""'loc': \('body', '(?P<field>\w+)'.*?'msg': (?P<quote>['"])(?P<reason>.*?)(?P=quote), '""")
+_SOURCE = re.compile(r'\n\s*File "')
 # the lease promised that the engine has the adapter: that it hasn't is no fault of the client's
 _ADAPTER_IS_GONE = ("never been loaded", "LoRA adapter")
 
@@ -41,12 +45,17 @@ class SglangDialect:
         # it takes null for hardly any field
         given = {name: value for name, value in fields.items() if bytes(value) != b"null"}
         if path == COMPLETIONS and is_token_level(given):
-            return generate(fields)
+            return generate(given)
         if bytes(given.get("continue_final_message", b"false")) == b"true":
             # vLLM wants this said beside it; SGLang means it
             given.pop("add_generation_prompt", None)
         for name in UNHEEDED.intersection(given):
             check(path, name, value_of(name, given[name]))
+        for name in OBJECTS.intersection(given):
+            check_object(name, value_of(name, given[name]))
+        if bytes(given.get("top_k", b"")) == b"0":
+            # all tokens, in vLLM's words
+            given["top_k"] = msgspec.Raw(b"-1")
         if "seed" in given and bytes(given.get("n", b"1")) != b"1":
             raise InvalidRequest(
                 "an SGLang engine gives a seed's one answer n times: ask for one at a time", field="seed"
@@ -54,7 +63,7 @@ class SglangDialect:
         return Ask(path, {_RENAMED.get(name, name): value for name, value in given.items()})
 
     def refusal(self, status: int, body: bytes) -> tuple[int, bytes]:
-        error = _error_in(body)
+        error = _without_internals(_error_in(body))
         if status == 400 and any(sign in error.message for sign in _ADAPTER_IS_GONE):
             status = 404
         told = {"message": error.message, "type": error.type, "param": error.param, "code": status}
@@ -62,6 +71,14 @@ class SglangDialect:
 
 
 SGLANG = SglangDialect()
+
+
+def _without_internals(error: _Error) -> _Error:
+    """The error without the server's paths; of a field that could not be read, what is wrong with it and its name."""
+    found = _UNREADABLE.search(error.message)
+    if found is not None:
+        return _Error(f"{found['field']}: {found['reason']}", error.type, found["field"])
+    return _Error(_SOURCE.split(error.message, maxsplit=1)[0].rstrip(), error.type, error.param)
 
 
 def _error_in(body: bytes) -> _Error:

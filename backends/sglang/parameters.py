@@ -13,6 +13,7 @@ from typing import Any
 _NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 _SEEDS = range(-(1 << 63), 1 << 63)
 _MAX_BIAS = 100.0
+_MAX_TEMPERATURE = 2.0
 
 
 def bounded(given: Mapping[str, Any], *, vocabulary: int, context: int) -> dict[str, Any]:
@@ -23,6 +24,8 @@ def bounded(given: Mapping[str, Any], *, vocabulary: int, context: int) -> dict[
     for name in _NUMBERS:
         if params.get(name) is not None and not _is_number(params[name]):
             raise ValueError(f"{name} must be a number")
+    if (params.get("temperature") or 0) > _MAX_TEMPERATURE:
+        raise ValueError(f"temperature must be within 0 to {_MAX_TEMPERATURE:g}")
     _check_stops(params, vocabulary)
     seed = params.get("sampling_seed")
     if seed is not None and not (_is_whole(seed) and seed in _SEEDS):
@@ -46,10 +49,9 @@ def _check_stops(params: Mapping[str, Any], vocabulary: int) -> None:
     ):
         raise ValueError(f"stop_token_ids must be token ids, within 0 to {vocabulary - 1}")
     stop = params.get("stop")
-    if stop is not None and not (
-        isinstance(stop, str) or (isinstance(stop, list) and all(isinstance(text, str) for text in stop))
-    ):
-        raise ValueError("stop must be a text, or a list of texts")
+    texts = stop if isinstance(stop, list) else [] if stop is None else [stop]
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ValueError("stop must be a text, or a list of texts, none of them empty")
 
 
 def _biases(given: Any) -> dict[str, float]:

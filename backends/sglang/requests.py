@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from . import versions
@@ -12,6 +13,7 @@ from .parameters import bounded
 
 _stock_status = TokenizerManager.init_running_status
 _stock_validate = TokenizerManager._validate_one_request
+_stock_last_message = OpenAIServingChat._handle_last_assistant_message
 
 
 def patch() -> None:
@@ -19,6 +21,7 @@ def patch() -> None:
     versions.check(versions.REQUEST_SEAMS)
     TokenizerManager.init_running_status = init_running_status
     TokenizerManager._validate_one_request = validate
+    OpenAIServingChat._handle_last_assistant_message = last_message
 
 
 @functools.wraps(_stock_status)
@@ -41,3 +44,11 @@ def validate(self: Any, obj: Any, input_ids: Any) -> None:
     if isinstance(obj.sampling_params, dict):
         obj.sampling_params = bounded(obj.sampling_params, vocabulary=vocabulary, context=self.context_len)
     _stock_validate(self, obj, input_ids)
+
+
+@functools.wraps(_stock_last_message)
+def last_message(self: Any, messages: list[dict[str, Any]], request: Any) -> Any:
+    """Whoever said the last message said it: SGLang would make the user's of an assistant's."""
+    if not request.continue_final_message:
+        return messages, None
+    return _stock_last_message(self, messages, request)

@@ -23,7 +23,7 @@ _SAMPLING = {
     "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "min_tokens": "min_new_tokens",
     "stop": "stop", "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos",
     "skip_special_tokens": "skip_special_tokens", "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty", "repetition_penalty": "repetition_penalty", "logit_bias": "logit_bias",
+    "frequency_penalty": "frequency_penalty", "logit_bias": "logit_bias",
     "include_stop_str_in_output": "no_stop_trim",
 }  # fmt: skip
 _OWN = frozenset(
@@ -77,7 +77,9 @@ def is_token_level(fields: Fields) -> bool:
 
 
 def generate(fields: Fields) -> Ask:
-    """The request at ``/generate``, and its answer as a completion of vLLM's. Raises InvalidRequest."""
+    """The request at ``/generate``, and its answer as a completion of vLLM's; ``fields`` are those that are not null.
+    Raises InvalidRequest.
+    """
     given = {name: value_of(name, raw) for name, raw in fields.items()}
     for name, value in given.items():
         if name not in _OWN and name not in _SAMPLING and not asks_for_nothing(COMPLETIONS, name, value):

@@ -27,6 +27,11 @@ SCHEDULER_SEAMS = {
 REQUEST_SEAMS = {
     "sglang.srt.managers.tokenizer_manager:TokenizerManager.init_running_status": ("self",),
     "sglang.srt.managers.tokenizer_manager:TokenizerManager._validate_one_request": ("self", "obj", "input_ids"),
+    "sglang.srt.entrypoints.openai.serving_chat:OpenAIServingChat._handle_last_assistant_message": (
+        "self",
+        "messages",
+        "request",
+    ),
 }
 SEED_SEAMS = {
     "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo.from_schedule_batch": ("batch", "vocab_size"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -57,6 +58,7 @@ class Adaptable:
         experts: dict[int, Experts] = {}
         rest: list[torch.Tensor] = []
         unknown: list[str] = []
+        passed_by = bypassed(manager.model, manager.modules)
         for name, module in manager.modules.items():
             layer = names.experts.get(name)
             if layer is not None:
@@ -73,7 +75,7 @@ class Adaptable:
             parts = manager.packed_modules.get(name, [name])
             places = [names.linears.get(part) for part in parts]
             slices = wrapped_linears(module, fully_sharded=config.fully_sharded_loras)
-            if len(slices) != len(parts) or None in places:
+            if len(slices) != len(parts) or None in places or name in passed_by:
                 rest += other_stacks(module)
                 unknown.append(name)
                 continue
@@ -126,6 +128,15 @@ class Adaptable:
         if not self._split_over_layers or layer >= self._base.layers - self._base.mtp:
             return False
         return layer not in self._experts and all(place.layer != layer for place in self._linears)
+
+
+def bypassed(model: torch.nn.Module, wrapped: Mapping[str, torch.nn.Module]) -> set[str]:
+    """Those of the ``wrapped`` modules whose layer another module has too, and calls past the adapter.
+
+    vLLM wraps a router where its block has it, and the experts compute it by a reference of their own.
+    """
+    holders = Counter(id(child) for holder in model.modules() for child in holder.children())
+    return {name for name, module in wrapped.items() if holders[id(getattr(module, "base_layer", None))] > 1}
 
 
 class _Names:

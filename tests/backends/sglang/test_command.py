@@ -52,6 +52,16 @@ def test_a_token_takes_what_the_bases_own_dtype_does(base: Path) -> None:
     assert "--max-total-tokens 262144" in line_of(base, dtype="auto")
 
 
+def test_a_base_in_float32_is_computed_in_what_vllm_takes_for_it(base: Path) -> None:
+    assert "--dtype auto" in line_of(base, dtype="auto")
+    for stored in ('"dtype": "float32"', '"torch_dtype": "float32"', '"x": 1'):
+        (base / "config.json").write_text(CONFIG.replace('"dtype": "bfloat16"', stored))
+        line = line_of(base, dtype="auto")
+        assert "--dtype bfloat16" in line
+        assert "--max-total-tokens 262144" in line
+    assert "--dtype float32" in line_of(base)
+
+
 def test_cuda_is_not_told_what_only_the_cpu_needs(base: Path) -> None:
     made = command_for(settings(base, device="cuda", kv_cache_bytes=0, max_model_len=0))
     line = " ".join(made.argv)

@@ -80,6 +80,10 @@ def test_what_it_would_pass_over_is_refused(field: str) -> None:
         ("/v1/completions", "spaces_between_special_tokens", False, True),
         ("/v1/completions", "length_penalty", 0.5, 1.0),
         ("/v1/completions", "suffix", "end", None),
+        ("/v1/completions", "repetition_penalty", 1.5, 1.0),
+        ("/v1/chat/completions", "response_format", "json", {"type": "text"}),
+        ("/v1/chat/completions", "chat_template_kwargs", 5, {"enable_thinking": False}),
+        ("/v1/chat/completions", "chat_template_kwargs", {"messages": []}, {}),
     ],
 )
 def test_a_default_that_is_spelled_out_is_none_of_its_concern(path: str, name: str, means: Any, default: Any) -> None:
@@ -151,7 +155,7 @@ def test_the_base_is_asked_for_without_an_adapter() -> None:
     body = told(ask(model="tiny", prompt="x", prompt_logprobs=0, max_tokens=None))
     assert "lora_path" not in body
     assert body["text"] == ["x"]
-    assert body["sampling_params"] == [{"max_new_tokens": None}]
+    assert body["sampling_params"] == [{"max_new_tokens": 16}]
 
 
 def test_a_sample_of_the_training_api_comes_back_as_from_vllm() -> None:
@@ -228,6 +232,23 @@ def test_refusals_come_in_one_form(body: dict[str, Any], message: str) -> None:
     status, document = DIALECT.refusal(400, json.dumps(body).encode())
     error = json.loads(document)["error"]
     assert (status, error["message"], error["code"]) == (400, message, 400)
+
+
+def test_a_refusal_names_the_field_and_no_place_in_the_server() -> None:
+    told = (
+        "1 validation error:\n  {'type': 'int_from_float', 'loc': ('body', 'top_k'), 'msg': 'Input should be a valid "
+        "integer', 'input': 2.5}\n\n  File \"/srv/sglang/http_server.py\", line 1870, in openai_v1_chat_completions"
+    )
+    _, document = DIALECT.refusal(400, json.dumps({"message": told}).encode())
+    error = json.loads(document)["error"]
+    assert (error["message"], error["param"]) == ("top_k: Input should be a valid integer", "top_k")
+    other = 'what is this?\n  File "/srv/sglang/other.py", line 1'
+    _, document = DIALECT.refusal(400, json.dumps({"message": other}).encode())
+    assert json.loads(document)["error"]["message"] == "what is this?"
+
+
+def test_no_bound_on_the_tokens_to_choose_from_is_spelled_as_it_knows_it() -> None:
+    assert told(ask(prompt="x", top_k=0))["top_k"] == -1
 
 
 def test_a_refusal_that_is_no_json_is_told_as_it_is() -> None:

@@ -180,6 +180,16 @@ async def test_a_name_that_it_has_not_is_not_answered_from_the_base(stage: Stage
         assert status == 400
 
 
+async def test_a_last_message_stays_its_authors(stage: Stage) -> None:
+    said = [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": "hh"}]
+    body = {"model": "tiny-base", "messages": said, "max_tokens": 8, "temperature": 0}
+    async with stage.called() as caller:
+        status, told = await caller.post("/v1/chat/completions", body)
+    assert status == 200, told
+    prompt = f"user: {PROMPT}\nassistant: hh\nassistant: "
+    assert json.loads(told)["choices"][0]["message"]["content"] == reference_answer(stage.base, None, prompt, 8)
+
+
 async def test_parameters_on_which_a_scheduler_would_end_do_not_reach_it(stage: Stage) -> None:
     sample = Sample(prompt=(1, 2, 3), max_tokens=4)
     bad = ({"stop_token_ids": [10**6], "min_tokens": 2}, {"logit_bias": {"5": "x"}}, {"stop": [5]})

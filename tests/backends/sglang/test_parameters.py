@@ -26,7 +26,9 @@ def checked(**params: Any) -> dict[str, Any]:
     [
         ("stop_token_ids", [VOCABULARY], "stop_token_ids"), ("stop_token_ids", [-1], "stop_token_ids"),
         ("stop_token_ids", ["x"], "stop_token_ids"), ("stop_token_ids", 5, "stop_token_ids"),
-        ("stop", [5], "stop"), ("stop", 5, "stop"), ("temperature", "hot", "temperature"), ("top_p", [1], "top_p"),
+        ("stop", [5], "stop"), ("stop", 5, "stop"), ("stop", "", "stop"), ("stop", ["a", ""], "stop"),
+        ("temperature", 2.5, "temperature"),
+        ("temperature", "hot", "temperature"), ("top_p", [1], "top_p"),
         ("sampling_seed", "x", "seed"), ("sampling_seed", 1 << 63, "seed"), ("sampling_seed", 1.5, "seed"),
         ("min_new_tokens", 1 << 40, "min_tokens"), ("min_new_tokens", "x", "min_tokens"), ("top_k", 1.5, "top_k"),
         ("logit_bias", {"5": "x"}, "logit_bias"), ("logit_bias", [5], "logit_bias"),

@@ -87,6 +87,11 @@ async def caller(stage: Stage) -> AsyncIterator[Caller]:
         yield caller
 
 
+async def test_a_router_that_an_adapter_would_not_reach_is_none_of_its_targets(stage: Stage) -> None:
+    targets = (await stage.backend.limits()).targets
+    assert {"q", "k", "v", "o", "experts.gate", "experts.up", "experts.gate_up", "experts.down"} == set(targets)
+
+
 async def test_the_same_bits_as_a_load_from_disk(stage: Stage, caller: Caller) -> None:
     for seed, (case, about) in enumerate(CASES.items(), start=100):
         there = await stage.install(seed, **about)
