@@ -36,7 +36,15 @@ ENVIRONMENT_PREFIX = "ROOST_"
 NESTING = "__"
 DEFAULT_FILE = "roost.toml"
 _MAY_BE_ZERO = frozenset(
-    {"announce_wait_s", "disk_bytes", "prefix_bytes", "max_model_len", "kv_cache_bytes", "max_num_seqs"}
+    {
+        "announce_wait_s",
+        "disk_bytes",
+        "peer_transfers",
+        "prefix_bytes",
+        "max_model_len",
+        "kv_cache_bytes",
+        "max_num_seqs",
+    }
 )
 _ENGINE_NUMBERS = ("slots", "max_rank", "count", "max_model_len", "kv_cache_bytes", "max_num_seqs", "start_timeout_s")
 _OUTSIDE_TABLES = frozenset({"state_dir", "store", "store_endpoint", "store_region"})
@@ -111,6 +119,8 @@ class NodeConfig(NodeTuning, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """This host's sidecar and its engines. ``peers`` are the CURVE keys of gateways on other hosts, which may send
     requests here; engines then need a ``host`` that those reach.
 
+    Other nodes take bytes at ``bytes_endpoint``; empty, that is a free port of the host of ``endpoint``.
+
     ``trainers`` are the training services of other hosts (``[[node.trainers]]``), whose revisions come straight from
     there: ``endpoint``, ``feed_endpoint`` and ``public``, the CURVE key that `roost keys curve` shows there for the
     gateway.
@@ -119,6 +129,7 @@ class NodeConfig(NodeTuning, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     name: str = "local"
     endpoint: str = ""
     feed_endpoint: str = ""
+    bytes_endpoint: str = ""
     trainers: tuple[TrainerAddress, ...] = ()
     engines: tuple[EngineConfig, ...] = ()
     peers: tuple[str, ...] = ()
@@ -265,6 +276,7 @@ def _check_meaning(config: RoostConfig) -> None:
         ("registrar.feed_endpoint", config.registrar.feed_endpoint),
         ("node.endpoint", node.endpoint),
         ("node.feed_endpoint", node.feed_endpoint),
+        ("node.bytes_endpoint", node.bytes_endpoint),
         ("training.endpoint", config.training.endpoint),
         ("training.feed_endpoint", config.training.feed_endpoint),
         *(

@@ -12,10 +12,10 @@ from .policies.interface import CachePolicy
 class Entry:
     """One revision in the arena. While it is not ``ready`` its bytes are being brought; ``overdue``: for too long.
 
-    ``pulled``: they come from a trainer.
+    ``pulled``: they come from a trainer; ``shared``: from other nodes, if those have them.
     """
 
-    __slots__ = ("extent", "overdue", "pins", "pulled", "ready", "since")
+    __slots__ = ("extent", "overdue", "pins", "pulled", "ready", "shared", "since")
 
     def __init__(self, extent: Extent, since: float) -> None:
         self.extent = extent
@@ -23,6 +23,7 @@ class Entry:
         self.ready = False
         self.overdue = False
         self.pulled = False
+        self.shared = False
         self.pins: set[Hashable] = set()
 
 
@@ -102,6 +103,10 @@ class ArenaCache:
     def mark_pulled(self, key: str) -> None:
         """The bytes of ``key``, which is no digest yet, come from a trainer."""
         self._entries[key].pulled = True
+
+    def mark_shared(self, digest: str) -> None:
+        """Other nodes are asked for ``digest``."""
+        self._entries[digest].shared = True
 
     def rename(self, key: str, digest: str) -> None:
         """What ``key`` stood for has a digest now, which is not known here yet."""

@@ -19,6 +19,7 @@ from wire.node import (
     AskOfNode,
     AskState,
     Cordon,
+    FleetKeys,
     GatewayAlive,
     Holding,
     Release,
@@ -46,8 +47,10 @@ from .events import (
     Tick,
 )
 from .fetch import Fetcher
+from .giving import Giver
 from .machine import Machine
 from .offers import OfferFeed
+from .peers import Peers, PeerSource
 from .policies import make_policy
 from .pulls import Pulls
 from .reporter import Reporter
@@ -123,7 +126,14 @@ class Sidecar:
         self._feed: FeedPublisher[ReportOfNode] = sockets.publisher(
             settings.feed_endpoint, ReportOfNode, epoch=time.time_ns(), curve=settings.curve
         )
+        self._giver: Giver | None = None
+        if settings.bytes_endpoint and settings.peer_transfers:
+            self._giver = Giver(settings, self.machine.state, self._apply, sockets=sockets)
+            self.machine.state.bytes_endpoint = self._giver.endpoint
         self.arena, self._fetcher, disk = storage(settings)
+        if self._giver is not None:
+            self._giver.open(self.arena, disk)
+        self._peers = Peers(settings, self._apply, sockets=sockets)
         self._keepers = {
             name: EngineKeeper(backend, self.arena, self._apply, timeout_s=settings.load_timeout_s)
             for name, backend in backends.items()
@@ -166,6 +176,9 @@ class Sidecar:
         if self._offers is not None:
             self._offers.close()
         await self._pulls.close()
+        if self._giver is not None:
+            await self._giver.close()
+        self._peers.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -192,6 +205,9 @@ class Sidecar:
             self._apply(GatewayHeard(gateway=ask.gateway, instance=ask.instance))
         elif isinstance(ask, AskState):
             reply(self._reporter.report())
+        elif isinstance(ask, FleetKeys):
+            if self._giver is not None:
+                self._giver.allow(ask)
         elif isinstance(ask, Holding):
             self._apply(GatewayHolds(holding=ask))
         elif isinstance(ask, Cordon):
@@ -241,6 +257,8 @@ class Sidecar:
         for effect in effects:
             self._perform(effect)
         self._reporter.notice()
+        if self._giver is not None:
+            self._giver.notice()
 
     # effects out
 
@@ -279,12 +297,14 @@ class Sidecar:
             self._apply(FetchOverdue(digest=digest, generation=generation, message=message))
 
         try:
-            await self._fetcher.fetch(digest, effect.extent, overdue)
+            source = await self._fetcher.fetch(digest, effect.extent, overdue, self._peers.sources(effect))
         except RoostError as error:
             failed = FetchFailed(digest=digest, generation=generation, outcome=error.outcome, message=error.message)
             self._apply(failed)
         else:
-            self._apply(FetchDone(digest=digest, generation=generation))
+            name = source.name if source else "store"
+            peer = source.node if isinstance(source, PeerSource) else ""
+            self._apply(FetchDone(digest=digest, generation=generation, source=name, peer=peer))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)

@@ -11,7 +11,7 @@ import typer
 from wire.outcomes import DeadlinePassed, VersionConflict
 
 from .client import ApiClient
-from .output import ERR, tell, tell_json, tell_table
+from .output import ERR, size_of, tell, tell_json, tell_table
 from .session import AsJson, session
 
 app = typer.Typer(help="Nodes: list, cordon, uncordon, drain.", no_args_is_help=True)
@@ -39,13 +39,18 @@ def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:
             node["node"], node["state"], f"{node['engines_ready']} of {node['engines']}",
             f"{node['slots_used']} of {node['slots']}", node["leases"],
             f"{node['loads_in_flight']} of {node['loads_limit']}", ", ".join(node["bases"]), _queued(node),
+            _arrived(node),
         )
         for node in found["nodes"]
     ]  # fmt: skip
-    columns = ("NODE", "STATE", "ENGINES", "SLOTS", "REQUESTS", "LOADS", "BASES", "QUEUED")
+    columns = ("NODE", "STATE", "ENGINES", "SLOTS", "REQUESTS", "LOADS", "BASES", "QUEUED", "BYTES FROM")
     tell_table(columns, rows, empty="There are no nodes.")
     if found["trouble"]:
         ERR.print(f"Not all that is listed is in force: {found['trouble']}", style="bold red", markup=False)
+    for node in found["nodes"]:
+        for peer, count in node["peer_faults"].items():
+            line = f"Node {peer} gave wrong bytes to node {node['node']} {count} time(s): see to its memory and disk"
+            ERR.print(line, style="bold red", markup=False)
 
 
 @app.command("cordon")
@@ -101,6 +106,11 @@ def _queued(node: Any) -> str:
     tenants = sorted(node["queued_by_tenant"].items(), key=lambda pair: (-pair[1], pair[0]))
     of_whom = ", ".join(f"{tenant} {count}" for tenant, count in tenants[:_TENANTS_TOLD])
     return f"{node['loads_queued']}, {node['load_rate']:.3g}/s: {of_whom}"
+
+
+def _arrived(node: Any) -> str:
+    """Where the bytes came from that came into its arena, since its sidecar started."""
+    return ", ".join(f"{source} {size_of(count)}" for source, count in sorted(node["arrived_bytes"].items())) or "-"
 
 
 def _path(node: str, *action: str) -> str:
