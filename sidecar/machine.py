@@ -128,9 +128,10 @@ class Machine:
             message = f"ttl_s must be a positive number of seconds, not {request.ttl_s:g}"
             self.state.refuse((event.ask,), request.lease, Outcome.INVALID_REQUEST, message, field="ttl_s")
             return
+        if request.digest:
+            self.state.neighbours.told(request.policy, request.digest, request.peers)
         if request.policy and request.digest:
             self.known.note(request.policy, request.tenant, request.digest)
-            self.state.neighbours.told(request.policy, request.digest, request.peers)
         key = request.gateway, request.lease
         adapter = adapter_name(request.tenant, request.digest) if request.digest else ""
         if self._asked_before(event, key, adapter, now):

@@ -14,7 +14,7 @@ from .client import ApiClient
 from .output import ERR, size_of, tell, tell_json, tell_table
 from .session import AsJson, session
 
-app = typer.Typer(help="Nodes: list, cordon, uncordon, drain.", no_args_is_help=True)
+app = typer.Typer(help="Nodes: list, show, cordon, uncordon, drain.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NODE")]
 
@@ -39,18 +39,26 @@ def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:
             node["node"], node["state"], f"{node['engines_ready']} of {node['engines']}",
             f"{node['slots_used']} of {node['slots']}", node["leases"],
             f"{node['loads_in_flight']} of {node['loads_limit']}", ", ".join(node["bases"]), _queued(node),
-            _arrived(node),
         )
         for node in found["nodes"]
     ]  # fmt: skip
-    columns = ("NODE", "STATE", "ENGINES", "SLOTS", "REQUESTS", "LOADS", "BASES", "QUEUED", "BYTES FROM")
+    columns = ("NODE", "STATE", "ENGINES", "SLOTS", "REQUESTS", "LOADS", "BASES", "QUEUED")
     tell_table(columns, rows, empty="There are no nodes.")
     if found["trouble"]:
         ERR.print(f"Not all that is listed is in force: {found['trouble']}", style="bold red", markup=False)
     for node in found["nodes"]:
-        for peer, count in node["peer_faults"].items():
-            line = f"Node {peer} gave wrong bytes to node {node['node']} {count} time(s): see to its memory and disk"
-            ERR.print(line, style="bold red", markup=False)
+        _tell_faults(node)
+
+
+@app.command("show")
+def show(context: typer.Context, node: Name, as_json: AsJson = False) -> None:
+    """Show a node: its state, what it holds, and where the bytes came from since its sidecar started."""
+    found = session(context).client().call("GET", _path(node))
+    _tell(found, as_json)
+    if not as_json:
+        tell(f"{found['resident']} revision(s) there or coming; bytes from: {_arrived(found)}")
+        tell(f"given to other nodes: {size_of(found['given_bytes'])}")
+        _tell_faults(found)
 
 
 @app.command("cordon")
@@ -109,8 +117,14 @@ def _queued(node: Any) -> str:
 
 
 def _arrived(node: Any) -> str:
-    """Where the bytes came from that came into its arena, since its sidecar started."""
-    return ", ".join(f"{source} {size_of(count)}" for source, count in sorted(node["arrived_bytes"].items())) or "-"
+    """Where what came into its arena came from."""
+    return ", ".join(f"{source} {size_of(count)}" for source, count in sorted(node["arrived_bytes"].items())) or "none"
+
+
+def _tell_faults(node: Any) -> None:
+    for peer, count in node["peer_faults"].items():
+        line = f"Node {peer} gave wrong bytes to node {node['node']} {count} time(s): see to its memory and disk"
+        ERR.print(line, style="bold red", markup=False)
 
 
 def _path(node: str, *action: str) -> str:
