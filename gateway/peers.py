@@ -37,12 +37,13 @@ class PeerDirectory:
 
     def __call__(self, node: Node, digest: str) -> tuple[Peer, ...]:
         """For ``node``, that is asked for ``digest``; nobody where it has the bytes, or is getting them."""
-        if not digest or node.holds(digest) or node.resident.get(digest) is Residency.FETCHING:
+        known = not digest or node.holds(digest) or node.resident.get(digest) is Residency.FETCHING
+        if known or len(self._table) < 2:
             return ()
         asker = self._address(node.name)
         if asker is None:
             return ()
-        holders = [other for other in self._table.all if other is not node and _gives(other) and other.holds(digest)]
+        holders = [other for other in self._table.all if other.holds(digest) and other is not node and _gives(other)]
         if len(holders) > _MAX_PEERS:
             # all of them in turn
             self._turn = (self._turn + 1) % len(holders)
@@ -60,7 +61,7 @@ class PeerDirectory:
         fetching = [
             other
             for other in self._table.all
-            if other is not node and _gives(other) and other.resident.get(digest) is Residency.FETCHING
+            if other.resident.get(digest) is Residency.FETCHING and other is not node and _gives(other)
         ]
         if not fetching:
             self._first.pop(digest, None)

@@ -167,7 +167,7 @@ class Giver:
             return
         resident = self._state.cache.resident(ask.digest)
         on_disk = not resident and self._disk is not None and ask.digest in self._disk
-        if not (resident or on_disk or self._is_coming(ask.digest)):
+        if not (resident or on_disk or self._comes_in_time(ask.digest, reply)):
             reply(NotGiven(why=Why.ABSENT, message="no such bytes are here"))
         elif len(self._gives) < self._most and (resident or on_disk):
             give = self._made(ask.digest, resident)
@@ -194,9 +194,13 @@ class Giver:
             return None
         return _Give(next(self._numbers), digest, os.fstat(file).st_size, now, now, file=file)
 
-    def _is_coming(self, digest: str) -> bool:
+    def _comes_in_time(self, digest: str, reply: _Reply) -> bool:
+        """Whether bytes are on their way, from anywhere but another node, and likely here before the asker leaves."""
         entry = self._state.cache.get(digest)
-        return entry is not None and not (entry.ready or entry.overdue or entry.shared)
+        if entry is None or entry.ready or entry.overdue or entry.shared:
+            return False
+        expected = entry.since + self._state.queue.times.fetch_s(entry.extent.length)
+        return expected < reply.deadline - _ANSWER_MARGIN_S
 
     def _take(self, ask: Take, reply: _Reply) -> None:
         give = self._gives[reply.peer, ask.digest]
