@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
+import msgspec
+
 from wire.hosts import is_everywhere, is_loopback
 from wire.node import Residency
 from wire.peers import Peer
@@ -13,8 +15,9 @@ from .nodes import Node, NodeTable
 from .settings import NodeAddress
 
 _MAX_PEERS = 2
-# how long the node that was sent to the store first is believed to be getting there
-_FIRST_S = 30.0
+# how long a node that was sent to the store is believed to be getting there, and how many are told of it: no more than
+# it gives to at a time, or the last of them would wait for the first
+_FIRST_S, _MAX_TOLD = 30.0, 8
 _MAX_FIRST = 4096
 _TCP = "tcp://"
 
@@ -22,7 +25,8 @@ _TCP = "tcp://"
 class PeerDirectory:
     """``address`` gives the address of a node by its name; ``clock`` gives seconds.
 
-    Of nodes that ask at once for what none has, the first goes to the store, and the others are told of it.
+    Of nodes that ask at once for what none has, the first goes to the store and the others are told of it; where they
+    are many, one more goes to the store for each so many.
     """
 
     def __init__(
@@ -32,8 +36,8 @@ class PeerDirectory:
         self._address = address
         self._clock = clock
         self._turn = 0
-        # by digest, the node that was told of nobody, and until when that counts
-        self._first: dict[str, tuple[str, float]] = {}
+        # by digest, the node that was told of nobody last
+        self._first: dict[str, _First] = {}
 
     def __call__(self, node: Node, digest: str) -> tuple[Peer, ...]:
         """For ``node``, that is asked for ``digest``; nobody where it has the bytes, or is getting them."""
@@ -54,18 +58,21 @@ class PeerDirectory:
     def _getting(self, node: Node, digest: str) -> list[Node]:
         """Who is on its way to the store for what nobody has; the node itself where nobody is."""
         now = self._clock()
-        name, until = self._first.get(digest, ("", 0.0))
-        first = self._table.get(name) if now < until else None
-        if first is not None and first is not node and _gives(first):
-            return [first]
+        first = self._first.get(digest)
+        if first is not None and now < first.until and first.told < _MAX_TOLD:
+            known = self._table.get(first.node)
+            if known is not None and known is not node and _gives(known):
+                first.told += 1
+                return [known]
         fetching = [
             other
             for other in self._table.all
             if other.resident.get(digest) is Residency.FETCHING and other is not node and _gives(other)
         ]
-        if not fetching:
+        if not fetching or (first is not None and first.told >= _MAX_TOLD):
             self._first.pop(digest, None)
-            self._first[digest] = node.name, now + _FIRST_S
+            self._first[digest] = _First(node.name, now + _FIRST_S)
+            fetching = []
             if len(self._first) > _MAX_FIRST:
                 del self._first[next(iter(self._first))]
         return fetching
@@ -76,6 +83,14 @@ class PeerDirectory:
         if address is None or endpoint is None:
             return None
         return Peer(other.name, endpoint, address.public)
+
+
+class _First(msgspec.Struct):
+    """Who went to the store, until when that counts, and how many were told of it."""
+
+    node: str
+    until: float
+    told: int = 0
 
 
 def _gives(node: Node) -> bool:

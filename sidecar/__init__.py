@@ -17,8 +17,8 @@ to what it is made of. ``state`` is what these share.
 - its books: ``audit``; what gateways are told: ``report``; ``timers``
 
 ``service`` performs the effects with what touches the world: ``engines`` (their processes and calls), ``fetch`` (in
-threads, from the store or nearer ``sources``: ``disk``, the copies on this host, and ``peers``, other nodes), ``giving``
-(what those take), ``arena`` (shared memory),
+threads, from the store or nearer ``sources``: ``disk``, the copies on this host, and ``peers``, other nodes),
+``giving`` (what those take), ``arena`` (shared memory),
 ``offers`` (the registrar's feed), ``pulls`` (trainers' feeds and chunks), ``reporter`` (the node's own feed),
 ``cordon`` (what outlives the sidecar), ``transitions`` (the log).
 ``settings`` and ``__main__`` are the process.

@@ -48,7 +48,7 @@ class NodeTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     arena_bytes: int = 1 << 30
     cache_policy: PolicyName = PolicyName.ADAPTIVE
     disk_bytes: int = 8 << 30
-    peer_transfers: int = 4
+    peer_transfers: int = 8
     loads_in_flight_min: int = 1
     loads_in_flight: int = 8
     loads_queued: int = 64

@@ -32,14 +32,14 @@ RESIDENT, FETCHING, SERVING = Residency.RESIDENT, Residency.FETCHING, Residency.
 
 
 class Known:
-    """A gateway's knowledge of nodes ``a`` to ``e``, each on a host of its own."""
+    """A gateway's knowledge of nodes, each on a host of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: str = "abcde") -> None:
         self.table = NodeTable()
         self.now = 0.0
         self.addresses = {
             name: NodeAddress(name, f"tcp://10.0.0.{number}:7001", f"tcp://10.0.0.{number}:7002", f"key of {name}")
-            for number, name in enumerate("abcde", 1)
+            for number, name in enumerate(names, 1)
         }
         for name in self.addresses:
             node = self.table.add(name)
@@ -110,6 +110,12 @@ def test_of_those_who_ask_at_once_one_goes_to_the_store(known: Known) -> None:
     assert known.told("a") == [], "asked again, it is not sent to itself"
     known.stands(RESIDENT, "c")
     assert known.told("d") == ["c"], "who has it comes before who is getting it"
+
+
+def test_of_many_one_more_goes_to_the_store_for_each_so_many() -> None:
+    known = Known("abcdefghijklmnopqrst")
+    told = [known.told(name) for name in "abcdefghijklmnopqrst"]
+    assert told == [[], *8 * [["a"]], [], *8 * [["j"]], [], ["s"]]
 
 
 def test_who_went_to_the_store_long_ago_is_not_waited_for(known: Known) -> None:
