@@ -221,8 +221,11 @@ class Giver:
         try:
             data = await self._loop.run_in_executor(self._threads, self._read, give, ask.offset, ask.length)
             answer = Given(data=data, size=give.size)
-        except (RoostError, OSError) as error:
-            answer = NotGiven(why=Why.ABSENT, message=f"the bytes can't be read: {error}")
+        except Exception as error:
+            # whatever it was, the extent is let go of
+            if not isinstance(error, RoostError | OSError):
+                _log.exception("the give of %s", give.digest)
+            answer = NotGiven(why=Why.ABSENT, message="the bytes can't be read")
         give.reading -= 1
         give.at = self._loop.time()
         if give.ended:

@@ -52,6 +52,9 @@ class Neighbours:
         return tuple(peer for peer in self._by_digest.get(digest, ()) if self._asked(peer.node, now))[:MAX_PEERS]
 
     def failed(self, event: PeerFailed, now: float) -> None:
+        # it may have moved: no guess is made of it until a gateway tells of it again
+        for policy, peers in list(self._by_policy.items()):
+            _note(self._by_policy, policy, tuple(peer for peer in peers if peer.node != event.node))
         if not event.wrong:
             self._silent.remember(event.node, event.message, now)
             return

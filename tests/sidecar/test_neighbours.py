@@ -107,6 +107,18 @@ def test_the_next_revision_is_asked_of_those_who_had_the_one_before() -> None:
     assert bench.fetches[digest(2)].peers == (N2,)
 
 
+def test_who_failed_is_asked_for_no_next_revision_before_it_is_told_of_again() -> None:
+    bench = Bench(slots=4)
+    ask(bench, 1, N2, N3)
+    arrive(bench, 1, "peer")
+    bench.installed(1)
+    failed(bench, N2, wrong=False)
+    bench.wait(120.0)
+    bench.send(RevisionOffered(policy=POLICY, digest=digest(2), size=SIZE))
+    bench.wait(1.0)
+    assert bench.fetches[digest(2)].peers == (N3,)
+
+
 def give(bench: Bench, number: int, transfer: int = 1) -> None:
     bench.send(GiveBegun(give=transfer, digest=digest(number)))
 
