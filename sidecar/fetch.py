@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 
 from catalog.artifacts import ArtifactSource, ArtifactStore
 from wire.outcomes import ArtifactUnavailable, DeadlinePassed
@@ -41,11 +42,12 @@ class Fetcher:
         self._threads = ThreadPoolExecutor(workers + _MAX_HANGING, thread_name_prefix="fetch")
 
     async def fetch(
-        self, digest: str, extent: Extent, on_overdue: Callable[[str], None], others: Sequence[Source] = ()
+        self, digest: str, extent: Extent, on_overdue: Callable[[str], None], others: Iterable[Source] = ()
     ) -> Source | None:
         """Fill ``extent`` with the bytes of ``digest``; the source that had them, None for the store.
 
-        ``others`` are asked as well, after what is nearer. However this ends, nobody writes there afterwards.
+        ``others`` are asked as well, after what is nearer, and gone through on a thread. However this ends, nobody
+        writes there afterwards.
 
         So it ends only with the thread that writes: past the time-out ``on_overdue`` is called, with what to tell.
         Cancelled, it gives up as soon as that thread can, which may be past the time-out as well.
@@ -81,8 +83,8 @@ class Fetcher:
             self._hanging[digest] = source
         on_overdue(self._too_late(digest))
 
-    def _fill(self, digest: str, extent: Extent, others: Sequence[Source], given_up: threading.Event) -> Source | None:
-        found = self._fill_from_one((*self._nearer, *others), digest, extent, given_up)
+    def _fill(self, digest: str, extent: Extent, others: Iterable[Source], given_up: threading.Event) -> Source | None:
+        found = self._fill_from_one(chain(self._nearer, others), digest, extent, given_up)
         if found is None:
             self._fill_from_store(digest, extent, given_up)
         self._arena.seal(extent, digest)
@@ -92,7 +94,7 @@ class Fetcher:
         return found
 
     def _fill_from_one(
-        self, sources: Sequence[Source], digest: str, extent: Extent, given_up: threading.Event
+        self, sources: Iterable[Source], digest: str, extent: Extent, given_up: threading.Event
     ) -> Source | None:
         """The source that had it. What goes wrong is told and passed over: the store has the last word."""
         for source in sources:

@@ -20,7 +20,17 @@ from catalog.blobs import is_digest
 from wire.curve import CurveKeys
 from wire.node import FleetKeys
 from wire.outcomes import InvalidRequest, RoostError
-from wire.peers import CHUNK_CREDITS, MAX_CHUNK_BYTES, MAX_MESSAGE_BYTES, AnswerOfPeer, AskOfPeer, Given, NotGiven, Take
+from wire.peers import (
+    CHUNK_CREDITS,
+    MAX_CHUNK_BYTES,
+    MAX_MESSAGE_BYTES,
+    AnswerOfPeer,
+    AskOfPeer,
+    Given,
+    NotGiven,
+    Peer,
+    Take,
+)
 from wire.peers import WhyNot as Why
 from wire.sockets import Reply, Responder, Sockets
 
@@ -93,6 +103,7 @@ class Giver:
         self._keys: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="give")
         curve = settings.curve and CurveKeys(settings.curve.public, settings.curve.secret)
+        self._curve = curve is not None
         self._responder: Responder[AskOfPeer, AnswerOfPeer] = sockets.responder(
             settings.bytes_endpoint, AskOfPeer, AnswerOfPeer, self._on_ask, curve=curve, max_bytes=MAX_MESSAGE_BYTES
         )
@@ -116,6 +127,12 @@ class Giver:
         except InvalidRequest as error:
             del self._keys[told.gateway]
             _log.warning("the fleet's keys from gateway %s are not taken: %s", told.gateway, error.message)
+
+    def knows(self, peer: Peer) -> bool:
+        """Whether a node is of this host, or one that a gateway knows."""
+        if not self._curve:
+            return not peer.public and peer.endpoint.startswith("ipc://")
+        return any(peer.public in keys for _, keys in self._keys.values())
 
     def notice(self) -> None:
         """Bytes may have come, or gone, or time passed."""
@@ -168,7 +185,9 @@ class Giver:
         resident = self._state.cache.resident(ask.digest)
         on_disk = not resident and self._disk is not None and ask.digest in self._disk
         if not (resident or on_disk or self._comes_in_time(ask.digest, reply)):
-            reply(NotGiven(why=Why.ABSENT, message="no such bytes are here"))
+            coming = self._state.cache.get(ask.digest)
+            peers = coming.peers if coming is not None else ()
+            reply(NotGiven(why=Why.ABSENT, message="no such bytes are here", peers=peers))
         elif len(self._gives) < self._most and (resident or on_disk):
             give = self._made(ask.digest, resident)
             if give is None:
@@ -197,7 +216,7 @@ class Giver:
     def _comes_in_time(self, digest: str, reply: _Reply) -> bool:
         """Whether bytes are on their way, from anywhere but another node, and likely here before the asker leaves."""
         entry = self._state.cache.get(digest)
-        if entry is None or entry.ready or entry.overdue or entry.shared:
+        if entry is None or entry.ready or entry.overdue or entry.peers:
             return False
         expected = entry.since + self._state.queue.times.fetch_s(entry.extent.length)
         return expected < reply.deadline - _ANSWER_MARGIN_S

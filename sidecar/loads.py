@@ -191,8 +191,7 @@ class Loads:
         if extent is None:
             return False
         peers = self._state.neighbours.of(digest, now)
-        if peers:
-            self._state.cache.mark_shared(digest)
+        self._state.cache.ask(digest, peers)
         self._state.effects.append(StartFetch(digest=digest, extent=extent, peers=peers))
         self._state.digest_changed(digest)
         return True

@@ -49,7 +49,7 @@ class Neighbours:
         """Whom to ask for ``digest``, in this order."""
         if not self._on:
             return ()
-        return tuple(peer for peer in self._by_digest.get(digest, ()) if self._asked(peer.node, now))[:MAX_PEERS]
+        return tuple(peer for peer in self._by_digest.get(digest, ()) if self.may_ask(peer.node, now))[:MAX_PEERS]
 
     def failed(self, event: PeerFailed, now: float) -> None:
         # it may have moved: no guess is made of it until a gateway tells of it again
@@ -68,7 +68,8 @@ class Neighbours:
         """It gave all that it was asked for: its next silence is a first one."""
         self._silent.forgive(node)
 
-    def _asked(self, node: str, now: float) -> bool:
+    def may_ask(self, node: str, now: float) -> bool:
+        """Whether ``node`` is another one, and did not fail lately."""
         blocked = self._silent.blocked(node, now) or self._wrong.blocked(node, now)
         return node != self._node and blocked is None
 

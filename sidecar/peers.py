@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import islice
 from typing import Any
 
 from blake3 import blake3
+from msgspec import structs
 
 from catalog.artifacts import ArtifactSource
 from wire.curve import CurveKeys
@@ -46,6 +47,8 @@ _CONNECT_S, _FIRST_S, _CHUNK_S = 1.0, 2.0, 2.0
 # a transfer that is slower than this is given up, and so is one that takes this share of a load's time
 _SLOWEST_BYTES_S = 8 << 20
 _SHARE = 0.25
+# nodes asked for one fetch, those included that were named by others; and of how many that gave nothing in time
+_MAX_ASKED, _MAX_FAILED = 6, 2
 # connections that nobody used for so long are closed
 _IDLE_S = 30.0
 
@@ -53,28 +56,42 @@ _Wire = Requester[AskOfPeer, AnswerOfPeer]
 
 
 class Peers:
-    """Connections to other nodes, made when they are needed. ``emit`` gets events, on the loop's thread."""
+    """Connections to other nodes, made when they are needed. ``emit`` gets events, on the loop's thread.
 
-    def __init__(self, settings: SidecarSettings, emit: Callable[[AnyEvent], None], *, sockets: Sockets) -> None:
+    ``may_follow`` says whether a node is to be asked that another one names.
+    """
+
+    def __init__(
+        self,
+        settings: SidecarSettings,
+        emit: Callable[[AnyEvent], None],
+        may_follow: Callable[[Peer], bool],
+        *,
+        sockets: Sockets,
+    ) -> None:
         self.node = settings.node
         self.longest_s = settings.load_timeout_s * _SHARE
         self.loop = asyncio.get_running_loop()
         self._curve: CurveKeys | None = settings.curve
         self._emit = emit
+        self._may_follow = may_follow
         self._sockets = sockets
         self._wires: dict[Peer, _Wire] = {}
         self._idle: dict[Peer, asyncio.TimerHandle] = {}
         self._closed = False
 
-    def sources(self, effect: StartFetch) -> list[PeerSource]:
+    def sources(self, effect: StartFetch) -> Route:
         """What a fetch may ask, in order. Over CURVE or without, as the fleet is: never one for the other."""
         curve = self._curve is not None
-        return [PeerSource(self, peer, effect.extent.length) for peer in effect.peers if bool(peer.public) is curve]
+        return Route(self, [peer for peer in effect.peers if bool(peer.public) is curve], effect.extent.length)
 
     async def take(self, peer: Peer, digest: str, offset: int, length: int, timeout_s: float) -> Given | NotGiven:
         """On the loop. Raises ArtifactUnavailable where the node is not there, DeadlinePassed."""
         ask = Take(digest=digest, node=self.node, offset=offset, length=length)
-        return await self._wire(peer).request(ask, timeout_s=timeout_s)
+        answer = await self._wire(peer).request(ask, timeout_s=timeout_s)
+        if isinstance(answer, NotGiven) and answer.peers:
+            answer = structs.replace(answer, peers=tuple(filter(self._may_follow, answer.peers)))
+        return answer
 
     def taken(self, peer: Peer, digest: str) -> None:
         """On any thread: the transfer is over."""
@@ -125,15 +142,38 @@ class Peers:
         self._wires.pop(peer).close()
 
 
+class Route:
+    """The nodes that one fetch asks, one after the other: those it was told of, then those that they name."""
+
+    def __init__(self, peers: Peers, told: Sequence[Peer], size: int) -> None:
+        self.size = size
+        self.failed = 0
+        self._peers = peers
+        self._next = deque(told)
+        self._known = {peers.node, *(peer.node for peer in told)}
+
+    def __iter__(self) -> Iterator[PeerSource]:
+        for _ in range(_MAX_ASKED):
+            if not self._next or self.failed >= _MAX_FAILED:
+                return
+            yield PeerSource(self._peers, self._next.popleft(), self)
+
+    def named(self, peers: Sequence[Peer]) -> None:
+        for peer in peers:
+            if peer.node not in self._known:
+                self._known.add(peer.node)
+                self._next.append(peer)
+
+
 class PeerSource:
-    """One node, as a ``Source`` of one fetch of ``size`` bytes."""
+    """One node, as a ``Source`` of one fetch, whose ``route`` it lengthens."""
 
     name = "peer"
 
-    def __init__(self, peers: Peers, peer: Peer, size: int) -> None:
+    def __init__(self, peers: Peers, peer: Peer, route: Route) -> None:
         self._peers = peers
         self._peer = peer
-        self._size = size
+        self._route = route
 
     @property
     def node(self) -> str:
@@ -141,7 +181,7 @@ class PeerSource:
 
     @contextlib.contextmanager
     def open(self, digest: str) -> Iterator[ArtifactSource | None]:
-        taking = _Taking(self._peers, self._peer, digest, self._size)
+        taking = _Taking(self._peers, self._peer, digest, self._route)
         try:
             yield taking if taking.begin() else None
         finally:
@@ -160,8 +200,9 @@ class PeerSource:
 class _Taking:
     """One artifact from one node. Used on a fetch's thread."""
 
-    def __init__(self, peers: Peers, peer: Peer, digest: str, size: int) -> None:
-        self.size = size
+    def __init__(self, peers: Peers, peer: Peer, digest: str, route: Route) -> None:
+        self.size = size = route.size
+        self._route = route
         self._peers = peers
         self._peer = peer
         self._digest = digest
@@ -180,6 +221,7 @@ class _Taking:
             return False
         if isinstance(answer, NotGiven):
             _log.info("node %s does not give %s (%s): %s", self._peer.node, self._digest, answer.why, answer.message)
+            self._route.named(answer.peers)
             return False
         if answer.size != self.size:
             self._failed(f"artifact {self._digest} has {self.size} bytes, not {answer.size}", wrong=True)
@@ -234,4 +276,5 @@ class _Taking:
         return self._ahead.popleft().result()
 
     def _failed(self, message: str, *, wrong: bool) -> None:
+        self._route.failed += 1
         self._peers.failed(PeerFailed(node=self._peer.node, wrong=wrong, message=message))

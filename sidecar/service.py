@@ -26,6 +26,7 @@ from wire.node import (
     ReportOfNode,
 )
 from wire.outcomes import RoostError
+from wire.peers import Peer
 from wire.sockets import ZEROMQ, FeedPublisher, Reply, Responder, Sockets
 
 from .arena import Arena, SegmentLost, segment_name
@@ -133,7 +134,7 @@ class Sidecar:
         self.arena, self._fetcher, disk = storage(settings)
         if self._giver is not None:
             self._giver.open(self.arena, disk)
-        self._peers = Peers(settings, self._apply, sockets=sockets)
+        self._peers = Peers(settings, self._apply, self._may_follow, sockets=sockets)
         self._keepers = {
             name: EngineKeeper(backend, self.arena, self._apply, timeout_s=settings.load_timeout_s)
             for name, backend in backends.items()
@@ -305,6 +306,11 @@ class Sidecar:
             name = source.name if source else "store"
             peer = source.node if isinstance(source, PeerSource) else ""
             self._apply(FetchDone(digest=digest, generation=generation, source=name, peer=peer))
+
+    def _may_follow(self, peer: Peer) -> bool:
+        """Whether a node is asked that another one names."""
+        known = self._giver is not None and self._giver.knows(peer)
+        return known and self.machine.state.neighbours.may_ask(peer.node, self._loop.time())
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)

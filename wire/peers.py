@@ -62,11 +62,15 @@ class Given(PeerMessage, frozen=True, kw_only=True):
 
 
 class NotGiven(PeerMessage, frozen=True, kw_only=True):
-    """No bytes; ``field`` names what was wrong with the ask, where something was."""
+    """No bytes; ``field`` names what was wrong with the ask, where something was.
+
+    ``peers`` are those of whom this node is getting the bytes itself: whoever asks it may ask them.
+    """
 
     why: WhyNot
     message: str
     field: str | None = None
+    peers: tuple[Peer, ...] = ()
 
 
 AskOfPeer = Take | Taken

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -136,7 +136,7 @@ class MemoryFetcher:
         self._timeout_s = timeout_s
 
     async def fetch(
-        self, digest: str, extent: Extent, on_overdue: Callable[[str], None], others: Sequence[Source] = ()
+        self, digest: str, extent: Extent, on_overdue: Callable[[str], None], others: Iterable[Source] = ()
     ) -> Source | None:
         self._arena.begin(extent)
         late = f"artifact {digest} did not come within {self._timeout_s:g} s"

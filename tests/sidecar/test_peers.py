@@ -19,7 +19,7 @@ from msgspec import structs
 from catalog.blobs import BlobStore
 from sidecar.arena import Arena
 from sidecar.effects import StartFetch
-from sidecar.events import AnyEvent, PeerFailed
+from sidecar.events import AnyEvent, PeerFailed, RevisionOffered
 from sidecar.extents import HEADER_BYTES, Extent
 from sidecar.fetch import Fetcher
 from sidecar.peers import Peers
@@ -116,6 +116,85 @@ async def test_two_nodes_that_were_told_of_each_other_do_not_wait_for_each_other
         assert one.machine.state.counts["given_bytes"] + other.machine.state.counts["given_bytes"] <= len(DATA)
 
 
+async def test_who_is_getting_it_from_another_names_that_one(sockets: Path, store: Store) -> None:
+    first, second, third = (node(sockets, store, name) for name in ("n1", "n2", "n3"))
+    digest = store.put(DATA)
+    async with serving(first) as (giver, one), serving(second) as (between, _), serving(third) as (taker, three):
+        await load(one, digest, DATA)
+        store.blobs.remove(digest)
+        entry = between.machine.state.cache.reserve(digest, len(DATA), 0.0)
+        assert entry is not None
+        between.machine.state.cache.ask(digest, (at(first), at(third)))
+        await load(three, digest, DATA, at(second))
+        assert taker.machine.state.arrived_bytes == {"peer": len(DATA)}
+        await until(lambda: giver.machine.state.counts["given_bytes"] == len(DATA))
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        Peer("n9", "tcp://127.0.0.1:9"), Peer("n9", "tcp://127.0.0.1:9", make_keys()[0]), Peer("n1", "ipc:///nowhere"),
+        Peer("wrong", "ipc:///nowhere"),
+    ],
+    ids=["not of this host", "key that nobody knows", "itself", "gave wrong bytes"],
+)  # fmt: skip
+async def test_not_whoever_is_named_is_asked(sockets: Path, store: Store, named: Peer) -> None:
+    digest = store.put(DATA)
+    one = Peer("one", f"ipc://{sockets}/one")
+
+    def name_it(ask: AskOfPeer, reply: Reply[AnswerOfPeer]) -> None:
+        reply(NotGiven(why=WhyNot.ABSENT, message="m", peers=(named,)))
+
+    responder: Responder[AskOfPeer, AnswerOfPeer] = Responder(one.endpoint, AskOfPeer, AnswerOfPeer, name_it)
+    async with serving(node(sockets, store, "n1")) as (taker, gateway):
+        taker._apply(PeerFailed(node="wrong", wrong=True, message="m"))
+        await load(gateway, digest, DATA, one)
+        assert list(taker._peers._wires) == [one]
+        assert taker.machine.state.arrived_bytes == {"store": len(DATA)}
+    responder.close()
+
+
+async def test_a_way_from_node_to_node_has_an_end(sockets: Path, store: Store) -> None:
+    digest = store.put(DATA)
+    asked: list[int] = []
+
+    def name_the_next(number: int) -> Responder[AskOfPeer, AnswerOfPeer]:
+        def answer(ask: AskOfPeer, reply: Reply[AnswerOfPeer]) -> None:
+            if isinstance(ask, Take):
+                asked.append(number)
+                reply(NotGiven(why=WhyNot.ABSENT, message="m", peers=(peers[(number + 1) % len(peers)],)))
+
+        return Responder(peers[number].endpoint, AskOfPeer, AnswerOfPeer, answer)
+
+    peers = [Peer(f"p{number}", f"ipc://{sockets}/p{number}") for number in range(10)]
+    responders = [name_the_next(number) for number in range(len(peers))]
+    async with serving(node(sockets, store, "n1")) as (taker, gateway):
+        await load(gateway, digest, DATA, peers[8])
+        assert asked == [8, 9, 0, 1, 2, 3]
+        assert taker.machine.state.arrived_bytes == {"store": len(DATA)}
+    for responder in responders:
+        responder.close()
+
+
+async def test_a_revision_that_is_published_is_read_from_the_store_by_one_of_those_that_have_its_policy(
+    sockets: Path, store: Store
+) -> None:
+    old, new = os.urandom(100_000), DATA
+    before, after = store.put(old), store.put(new)
+    first, second, third = (node(sockets, store, name) for name in ("n1", "n2", "n3"))
+    async with serving(first) as (a, one), serving(second) as (b, two), serving(third) as (c, three):
+        for gateway, told in ((one, ()), (two, (at(first),)), (three, (at(second),))):
+            assert isinstance(await gateway.ask(before, len(old), policy="acme/p", peers=told), Granted)
+        # no guess is fetched while loads may still come
+        await asyncio.sleep(0.5)
+        for sidecar in (a, b, c):
+            sidecar._apply(RevisionOffered(policy="acme/p", digest=after, size=len(new)))
+        for sidecar in (a, b, c):
+            await until(lambda: sidecar.machine.state.cache.resident(after))  # noqa: B023
+        came = [dict(sidecar.machine.state.arrived_bytes) for sidecar in (a, b, c)]
+        assert came == [{"store": len(old + new)}, {"peer": len(old + new)}, {"peer": len(old + new)}]
+
+
 async def test_whoever_takes_no_part_neither_gives_nor_asks(sockets: Path, store: Store) -> None:
     first, second = node(sockets, store, "n1"), node(sockets, store, "n2", peer_transfers=0)
     digest = store.put(DATA)
@@ -199,6 +278,8 @@ async def test_over_tcp_only_nodes_that_a_gateway_knows(sockets: Path, store: St
         peer = Peer("n1", endpoint, keys["n1"][0])
         giver._giver.allow(FleetKeys(gateway="g1", keys=(keys["n2"][0],)))
         giver._giver.allow(FleetKeys(gateway="g2", keys=("no key",)))
+        for name, pair in keys.items():
+            assert giver._giver.knows(Peer(name, "tcp://127.0.0.1:9", pair[0])) is (name == "n2")
         for name, let_in in (("n2", True), ("stranger", False)):
             asker: Requester[AskOfPeer, AnswerOfPeer] = Requester(
                 endpoint,
@@ -267,7 +348,7 @@ def test_whatever_the_others_do_only_right_bytes_are_sealed(
     async def fetch(arena: Arena) -> str | None:
         names = {f"ipc:///{number}": wire for number, wire in enumerate(wires)}
         sockets = ZEROMQ._replace(requester=lambda endpoint, *_, **__: names[endpoint])
-        peers = Peers(settings(), told.append, sockets=sockets)
+        peers = Peers(settings(), told.append, lambda peer: True, sockets=sockets)
         others = tuple(Peer(str(number), f"ipc:///{number}") for number in range(len(wires)))
         fetcher = Fetcher(blobs, arena, workers=1, timeout_s=20.0)
         effect = StartFetch(digest=digest, extent=extent, peers=others)
