@@ -8,4 +8,5 @@ that is no data route is ``control``.
 
 What placement knows comes in beside that: ``membership`` says who is in the ``fleet``, whose links keep ``nodes``
 current and send ``signs`` of life; ``popularity`` follows how much policies are asked, and ``copies`` are made by it.
+``peers`` says which other nodes a node may ask for bytes.
 """

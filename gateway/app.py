@@ -28,6 +28,7 @@ from .leases import LeaseDesk
 from .membership import Membership
 from .metrics import GatewayCollector, Metrics
 from .nodes import NodeTable
+from .peers import PeerDirectory
 from .placement import Placer, Tuning
 from .popularity import Popularity
 from .quotas import Quotas
@@ -69,7 +70,8 @@ class Gateway:
             instance=instance,
             curve=settings.curve,
         )
-        self._leases = LeaseDesk(self._fleet.requesters, gateway=settings.name, instance=instance)
+        peers = PeerDirectory(self.nodes, self._fleet.address_of, clock=loop.time)
+        self._leases = LeaseDesk(self._fleet.requesters, gateway=settings.name, instance=instance, peers=peers)
         self._fleet.tell_holding(self._leases.holding)
         self._members = Membership(settings, self._fleet)
         self._upstream = UpstreamPool()

@@ -57,6 +57,7 @@ class NodeLink:
         *,
         alive: GatewayAlive,
         holding: Callable[[], Holding | None],
+        keys: Callable[[], tuple[str, ...]],
     ) -> None:
         self.address = address
         self.node = node
@@ -94,7 +95,7 @@ class NodeLink:
             self.requester.close()
             raise
         # another node would take it for all that is held of it
-        self.signs = SignsOfLife(self.requester, alive, lambda: holding() if self._named else None)
+        self.signs = SignsOfLife(self.requester, alive, lambda: holding() if self._named else None, keys)
 
     def ask_state(self) -> None:
         """Ask for full state, until the answer is no older than what the feed has told by the time it comes."""
@@ -242,7 +243,7 @@ class Fleet:
             if wanted.setdefault(address.name, address) is not address:
                 raise InvalidRequest(f"two nodes are called {address.name}", field="nodes")
         # whatever can go wrong does so before anybody leaves
-        made = self._connected([one for name, one in wanted.items() if self._address_of(name) != one])
+        made = self._connected([one for name, one in wanted.items() if self.address_of(name) != one])
         for name in [name for name in self._links if name not in wanted or name in made]:
             self._leave(name, moved=name in made)
         for name, link in made.items():
@@ -251,6 +252,8 @@ class Fleet:
                 self._table.put(link.node)
             self._links[name] = link
             self.requesters[name] = link.requester
+        for link in self._links.values():
+            link.signs.tell_keys()
 
     @property
     def troubles(self) -> tuple[str, ...]:
@@ -284,7 +287,8 @@ class Fleet:
         yield from self._links.values()
         yield from self._leaving.values()
 
-    def _address_of(self, name: str) -> NodeAddress | None:
+    def address_of(self, name: str) -> NodeAddress | None:
+        """Of a node that is in the fleet."""
         link = self._links.get(name)
         return None if link is None else link.address
 
@@ -302,6 +306,7 @@ class Fleet:
                     self._sockets,
                     alive=self._alive,
                     holding=functools.partial(self._held_of, name),
+                    keys=self._keys,
                 )
         except BaseException:
             for link in made.values():
@@ -311,6 +316,9 @@ class Fleet:
 
     def _held_of(self, name: str) -> Holding | None:
         return None if self._holding is None else self._holding(name)
+
+    def _keys(self) -> tuple[str, ...]:
+        return tuple(sorted({link.address.public for link in self._links.values() if link.address.public}))
 
     def _leave(self, name: str, *, moved: bool) -> None:
         """``moved``: the same node is reached elsewhere from now on, and gives back there what it has."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from wire.node import Acquire, AnswerOfNode, AskOfNode, Granted, HeldLease, Holding, Refused, Release
 from wire.outcomes import NoHealthyNode, RoostError, error_for
+from wire.peers import Peer
 from wire.sockets import Requester
 
 from .nodes import Node
@@ -77,13 +78,26 @@ class _Book:
         self.asked: set[int] = set()
 
 
+def _nobody(node: Node, digest: str) -> tuple[Peer, ...]:
+    return ()
+
+
 class LeaseDesk:
-    """Acquires from sidecars and gives back to them. Releases of a few milliseconds share one message."""
+    """Acquires from sidecars and gives back to them. Releases of a few milliseconds share one message.
+
+    ``peers`` says which other nodes a node may ask for a digest.
+    """
 
     def __init__(
-        self, requesters: Mapping[str, Requester[AskOfNode, AnswerOfNode]], *, gateway: str, instance: str
+        self,
+        requesters: Mapping[str, Requester[AskOfNode, AnswerOfNode]],
+        *,
+        gateway: str,
+        instance: str,
+        peers: Callable[[Node, str], tuple[Peer, ...]] = _nobody,
     ) -> None:
         self._requesters = requesters
+        self._peers = peers
         self._gateway = gateway
         self._instance = instance
         self._loop = asyncio.get_running_loop()
@@ -116,6 +130,7 @@ class LeaseDesk:
             size=size,
             rank=demand.rank,
             ttl_s=use_s + _SLACK_S,
+            peers=self._peers(node, demand.digest),
         )
         answer: AnswerOfNode | None = None
         book = self._books.get(node.name) or self._books.setdefault(node.name, _Book())

@@ -135,6 +135,19 @@ class GatewayCollector(Collector):
         rate = gauge("load_rate", "Cold loads that leave the queue a second, while any wait")
         cordoned = gauge("cordoned", "1 while a node gets nothing new")
         findings = gauge("audit_findings", "What did not add up in a node's books: anything but 0 is a bug")
+        given = CounterMetricFamily(
+            "roost_gateway_node_given_bytes", "Bytes of revisions that a node gave to others", labels=["node"]
+        )
+        arrived = CounterMetricFamily(
+            "roost_gateway_node_arrived_bytes",
+            "Bytes that came into a node's arena, by where they came from",
+            labels=["node", "source"],
+        )
+        faults = CounterMetricFamily(
+            "roost_gateway_node_peer_faults",
+            "How often a node gave wrong bytes to another one, as that one counted",
+            labels=["node", "peer"],
+        )
         for node in self._nodes:
             labels = [node.name]
             heard.add_metric(labels, float(node.heard))
@@ -150,7 +163,13 @@ class GatewayCollector(Collector):
             rate.add_metric(labels, node.load_rate)
             cordoned.add_metric(labels, float(node.draining))
             findings.add_metric(labels, node.audit_findings)
+            given.add_metric(labels, node.given_bytes)
+            for source, count in node.arrived_bytes.items():
+                arrived.add_metric([node.name, source], count)
+            for peer, count in node.peer_faults.items():
+                faults.add_metric([node.name, peer], count)
         yield from (heard, ready, free, resident, leased, loads, limit, queued, of_one, takes, rate, cordoned, findings)
+        yield from (given, arrived, faults)
         yield GaugeMetricFamily(
             "roost_gateway_busy_policies", "Policies whose load is followed", value=len(self._nodes.popularity)
         )

@@ -17,7 +17,7 @@ _HELD = frozenset({Residency.RESIDENT, Residency.INSTALLING, Residency.SERVING, 
 # plain numbers of a report that a delta may replace
 _FIGURES = (
     "arena_used", "loads_in_flight", "loads_queued", "fetches", "installs", "rejected", "load_s", "load_rate",
-    "loads_limit", "audit_findings",
+    "loads_limit", "audit_findings", "given_bytes",
 )  # fmt: skip
 
 
@@ -49,6 +49,10 @@ class Node:
         self.load_rate = 0.0
         self.loads_limit = 0
         self.audit_findings = 0
+        self.bytes_endpoint = ""
+        self.arrived_bytes: dict[str, int] = {}
+        self.given_bytes = 0
+        self.peer_faults: dict[str, int] = {}
         self.queued_by_tenant: dict[str, int] = {}
         self.outstanding = 0
         self.leased = 0  # by this gateway, now: fresher than any report
@@ -95,6 +99,9 @@ class Node:
         self.base_names = frozenset(report.base_names) | {engine.base for engine in report.engines}
         self.arena_bytes = report.arena_bytes
         self.queued_by_tenant = report.queued_by_tenant
+        self.bytes_endpoint = report.bytes_endpoint
+        self.arrived_bytes = report.arrived_bytes
+        self.peer_faults = report.peer_faults
         for figure in _FIGURES:
             setattr(self, figure, getattr(report, figure))
         self._sum_up()
@@ -119,6 +126,10 @@ class Node:
             self.draining = delta.draining
         if delta.queued_by_tenant is not None:
             self.queued_by_tenant = delta.queued_by_tenant
+        if delta.arrived_bytes is not None:
+            self.arrived_bytes = delta.arrived_bytes
+        if delta.peer_faults is not None:
+            self.peer_faults = delta.peer_faults
         for figure in _FIGURES:
             if (value := getattr(delta, figure)) >= 0:
                 setattr(self, figure, value)

@@ -35,7 +35,15 @@ ENVIRONMENT_PREFIX = "ROOST_"
 NESTING = "__"
 DEFAULT_FILE = "roost.toml"
 _MAY_BE_ZERO = frozenset(
-    {"announce_wait_s", "disk_bytes", "prefix_bytes", "max_model_len", "kv_cache_bytes", "max_num_seqs"}
+    {
+        "announce_wait_s",
+        "disk_bytes",
+        "peer_transfers",
+        "prefix_bytes",
+        "max_model_len",
+        "kv_cache_bytes",
+        "max_num_seqs",
+    }
 )
 _ENGINE_NUMBERS = ("slots", "max_rank", "count", "max_model_len", "kv_cache_bytes", "max_num_seqs", "start_timeout_s")
 _OUTSIDE_TABLES = frozenset({"state_dir", "store", "store_endpoint", "store_region"})
@@ -79,6 +87,8 @@ class NodeConfig(NodeTuning, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """This host's sidecar and its engines. ``peers`` are the CURVE keys of gateways on other hosts, which may send
     requests here; engines then need a ``host`` that those reach.
 
+    Other nodes take bytes at ``bytes_endpoint``; empty, that is a free port of the host of ``endpoint``.
+
     ``trainers`` are the training services of other hosts (``[[node.trainers]]``), whose revisions come straight from
     there: ``endpoint``, ``feed_endpoint`` and ``public``, the CURVE key that `roost keys curve` shows there for the
     gateway.
@@ -87,6 +97,7 @@ class NodeConfig(NodeTuning, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     name: str = "local"
     endpoint: str = ""
     feed_endpoint: str = ""
+    bytes_endpoint: str = ""
     trainers: tuple[TrainerAddress, ...] = ()
     engines: tuple[EngineConfig, ...] = ()
     peers: tuple[str, ...] = ()
@@ -246,8 +257,8 @@ def _check_endpoints(config: RoostConfig) -> None:
         *((f"node.trainers[{index}]", trainer) for index, trainer in enumerate(config.node.trainers)),
     )
     for table, addresses in tables:
-        for name in ("endpoint", "feed_endpoint"):
-            path, endpoint = f"{table}.{name}", getattr(addresses, name)
+        for name in ("endpoint", "feed_endpoint", "bytes_endpoint"):
+            path, endpoint = f"{table}.{name}", getattr(addresses, name, "")
             if endpoint and not re.fullmatch(r"ipc:///.+|tcp://[^:/]+:[0-9]{1,5}", endpoint):
                 raise _invalid(path, f"expected ipc:///path/to/socket or tcp://host:port, got {endpoint!r}")
             if endpoint.startswith("tcp://"):

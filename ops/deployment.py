@@ -44,7 +44,7 @@ def needs_curve(config: RoostConfig) -> bool:
     """Whether anything is served or reached over TCP, where CURVE is never optional."""
     endpoints = (
         config.registrar.endpoint, config.registrar.feed_endpoint, config.node.endpoint, config.node.feed_endpoint,
-        config.training.endpoint, config.training.feed_endpoint,
+        config.node.bytes_endpoint, config.training.endpoint, config.training.feed_endpoint,
         *(endpoint for node in config.gateway.nodes for endpoint in (node.endpoint, node.feed_endpoint)),
         *(endpoint for trainer in config.node.trainers for endpoint in (trainer.endpoint, trainer.feed_endpoint)),
     )  # fmt: skip
@@ -135,6 +135,7 @@ def _sidecar(
         node=node.name,
         endpoint=node.endpoint,
         feed_endpoint=node.feed_endpoint,
+        bytes_endpoint=config.node.bytes_endpoint or _beside(node.endpoint, layout),
         store_dir=str(layout.store),
         store=config.location,
         run_dir=str(layout.run),
@@ -211,6 +212,11 @@ def gateway_url(gateway: GatewayConfig) -> str:
     """Where this host reaches the gateway."""
     host = "127.0.0.1" if gateway.host in {"0.0.0.0", ""} else gateway.host  # noqa: S104 - compared, not bound
     return f"http://[{host}]:{gateway.port}" if ":" in host else f"http://{host}:{gateway.port}"
+
+
+def _beside(endpoint: str, layout: Layout) -> str:
+    """Where a node that takes requests at ``endpoint`` gives bytes to others, if nothing else is said."""
+    return f"{endpoint.rpartition(':')[0]}:*" if endpoint.startswith("tcp://") else layout.socket("node-bytes")
 
 
 def _curve(process: str, keys: Mapping[str, KeyPair], peers: tuple[str, ...] = ()) -> CurveSettings | None:

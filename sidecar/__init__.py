@@ -9,6 +9,7 @@ to what it is made of. ``state`` is what these share.
   beside others), ``rates`` (what is measured)
 - loads: ``loads``, ``seats`` (which slot, and who leaves for it), ``completions`` (what follows from the ends of
   fetches and calls), ``negative`` (what failed)
+- other nodes: ``neighbours`` (who may have bytes), ``gives`` (what they take of ours)
 - ahead of who asks: ``prefetch``, ``transfers`` (from trainers, while they write), ``known`` (whose revisions concern
   this node)
 - engines: ``slots``, ``calls`` (as many at a time as one takes), ``lifecycle`` (they come and go)
@@ -16,7 +17,8 @@ to what it is made of. ``state`` is what these share.
 - its books: ``audit``; what gateways are told: ``report``; ``timers``
 
 ``service`` performs the effects with what touches the world: ``engines`` (their processes and calls), ``fetch`` (in
-threads, from the store or nearer ``sources``: ``disk``, the copies on this host), ``arena`` (shared memory),
+threads, from the store or nearer ``sources``: ``disk``, the copies on this host, and ``peers``, other nodes),
+``giving`` (what those take), ``arena`` (shared memory),
 ``offers`` (the registrar's feed), ``pulls`` (trainers' feeds and chunks), ``reporter`` (the node's own feed),
 ``cordon`` (what outlives the sidecar), ``transitions`` (the log).
 ``settings`` and ``__main__`` are the process.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import closing
 
+from wire.peers import Peer
+
 from .extents import HEADER_BYTES, Allocator, Clearing, Extent, block_bytes
 from .policies.interface import CachePolicy
 
@@ -12,10 +14,11 @@ from .policies.interface import CachePolicy
 class Entry:
     """One revision in the arena. While it is not ``ready`` its bytes are being brought; ``overdue``: for too long.
 
-    ``pulled``: they come from a trainer.
+    ``pulled``: they come from a trainer; ``peers``: other nodes are
+    asked for them.
     """
 
-    __slots__ = ("extent", "overdue", "pins", "pulled", "ready", "since")
+    __slots__ = ("extent", "overdue", "peers", "pins", "pulled", "ready", "since")
 
     def __init__(self, extent: Extent, since: float) -> None:
         self.extent = extent
@@ -23,6 +26,7 @@ class Entry:
         self.ready = False
         self.overdue = False
         self.pulled = False
+        self.peers: tuple[Peer, ...] = ()
         self.pins: set[Hashable] = set()
 
 
@@ -102,6 +106,10 @@ class ArenaCache:
     def mark_pulled(self, key: str) -> None:
         """The bytes of ``key``, which is no digest yet, come from a trainer."""
         self._entries[key].pulled = True
+
+    def ask(self, digest: str, peers: tuple[Peer, ...]) -> None:
+        """The bytes of ``digest`` are on their way from ``peers``, if those have them."""
+        self._entries[digest].peers = peers
 
     def rename(self, key: str, digest: str) -> None:
         """What ``key`` stood for has a digest now, which is not known here yet."""

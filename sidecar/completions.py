@@ -62,6 +62,9 @@ class Completions:
         self._state.cancelled.discard(event.digest)
         self._state.cache.completed(event.digest, now)
         self._state.counts["fetched"] += 1
+        self._state.arrived_bytes[event.source] += entry.extent.length
+        if event.peer:
+            self._state.neighbours.answered(event.peer)
         self._state.digest_changed(event.digest)
         for load in self._state.queue.still(self._of_digest(event.digest, Stage.FETCHING)):
             self._loads.seat(load, now)

@@ -104,6 +104,18 @@ class DiskTier:
             self._pending.add(digest)
             self._thread.submit(self._keep, digest, extent)
 
+    def descriptor(self, digest: str) -> int | None:
+        """An open file with the copy, the caller's to read and to close; None where there is none."""
+        with self._lock:
+            if digest not in self._copies:
+                return None
+            self._copies.touch(digest)
+        try:
+            return os.open(self._blobs.path(digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            # it left for another one just now
+            return None
+
     def drop(self, digest: str) -> None:
         """Nobody is to have ``digest`` any more. Returns at once; not to be called once ``close`` was."""
         self._thread.submit(self.distrust, digest)

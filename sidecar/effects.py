@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from wire.node import Granted, Refused
+from wire.peers import Peer
 
 from .extents import Extent
 
@@ -21,11 +22,12 @@ class Answer(Effect, frozen=True, kw_only=True):
 
 
 class StartFetch(Effect, frozen=True, kw_only=True):
-    """Bring the bytes of ``digest`` into ``extent`` and verify them. Ends as FetchDone, FetchFailed or
-    FetchCancelled."""
+    """Bring the bytes of ``digest`` into ``extent`` and verify them: from one of ``peers``, other nodes, if one has
+    them. Ends as FetchDone, FetchFailed or FetchCancelled."""
 
     digest: str
     extent: Extent
+    peers: tuple[Peer, ...] = ()
 
 
 class CancelFetch(Effect, frozen=True, kw_only=True):

@@ -94,10 +94,13 @@ class PullFailed(Event, frozen=True, kw_only=True):
 
 
 class FetchDone(Event, frozen=True, kw_only=True):
-    """The extent of ``generation`` holds the verified bytes of ``digest``."""
+    """The extent of ``generation`` holds the verified bytes of ``digest``, which came from ``source`` (as in reports);
+    from ``peer``, where that is another node."""
 
     digest: str
     generation: int
+    source: str = "store"
+    peer: str = ""
 
 
 class FetchOverdue(Event, frozen=True, kw_only=True):
@@ -122,6 +125,29 @@ class FetchCancelled(Event, frozen=True, kw_only=True):
 
     digest: str
     generation: int
+
+
+class PeerFailed(Event, frozen=True, kw_only=True):
+    """``node`` gave other bytes than those asked of it (``wrong``), or did not answer, or not in time."""
+
+    node: str
+    wrong: bool
+    message: str
+
+
+class GiveBegun(Event, frozen=True, kw_only=True):
+    """Another node takes the bytes of ``digest``, which lie in the arena. ``give`` is the transfer's number."""
+
+    give: int
+    digest: str
+
+
+class GiveEnded(Event, frozen=True, kw_only=True):
+    """Nobody reads for transfer ``give`` any more, which gave so many bytes."""
+
+    give: int
+    digest: str
+    given_bytes: int
 
 
 class EngineUp(Event, frozen=True, kw_only=True):
@@ -224,6 +250,9 @@ AnyEvent = (
     | FetchOverdue
     | FetchFailed
     | FetchCancelled
+    | PeerFailed
+    | GiveBegun
+    | GiveEnded
     | EngineUp
     | EngineDown
     | EngineRemarked

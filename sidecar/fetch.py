@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 
 from catalog.artifacts import ArtifactSource, ArtifactStore
 from wire.outcomes import ArtifactUnavailable, DeadlinePassed
@@ -19,7 +20,6 @@ _log = logging.getLogger(__name__)
 
 # threads that storage may keep for good before fetches have to wait for one another
 _MAX_HANGING = 64
-_STORE = "store"
 
 
 class Fetcher:
@@ -41,8 +41,13 @@ class Fetcher:
         self._hanging: dict[str, Source] = {}
         self._threads = ThreadPoolExecutor(workers + _MAX_HANGING, thread_name_prefix="fetch")
 
-    async def fetch(self, digest: str, extent: Extent, on_overdue: Callable[[str], None]) -> None:
-        """Fill ``extent`` with the bytes of ``digest``. However this ends, nobody writes there afterwards.
+    async def fetch(
+        self, digest: str, extent: Extent, on_overdue: Callable[[str], None], others: Iterable[Source] = ()
+    ) -> Source | None:
+        """Fill ``extent`` with the bytes of ``digest``; the source that had them, None for the store.
+
+        ``others`` are asked as well, after what is nearer, and gone through on a thread. However this ends, nobody
+        writes there afterwards.
 
         So it ends only with the thread that writes: past the time-out ``on_overdue`` is called, with what to tell.
         Cancelled, it gives up as soon as that thread can, which may be past the time-out as well.
@@ -51,7 +56,7 @@ class Fetcher:
         """
         given_up = threading.Event()
         loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._threads, self._fill, digest, extent, given_up)
+        work = loop.run_in_executor(self._threads, self._fill, digest, extent, others, given_up)
         timer = loop.call_later(self._timeout_s, self._overdue, digest, given_up, on_overdue)
         try:
             await asyncio.wait([work])
@@ -64,7 +69,7 @@ class Fetcher:
         finally:
             timer.cancel()
             self._hanging.pop(digest, None)
-        work.result()
+        return work.result()
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
@@ -78,17 +83,21 @@ class Fetcher:
             self._hanging[digest] = source
         on_overdue(self._too_late(digest))
 
-    def _fill(self, digest: str, extent: Extent, given_up: threading.Event) -> None:
-        name = self._fill_from_nearer(digest, extent, given_up) or self._fill_from_store(digest, extent, given_up)
+    def _fill(self, digest: str, extent: Extent, others: Iterable[Source], given_up: threading.Event) -> Source | None:
+        found = self._fill_from_one(chain(self._nearer, others), digest, extent, given_up)
+        if found is None:
+            self._fill_from_store(digest, extent, given_up)
         self._arena.seal(extent, digest)
         for source in self._nearer:
-            if source.name != name:
+            if source is not found:
                 source.arrived(digest, extent)
-        _log.info("artifact %s came from the %s", digest, name)
+        return found
 
-    def _fill_from_nearer(self, digest: str, extent: Extent, given_up: threading.Event) -> str | None:
-        """The name of the source that had it. What goes wrong is told and passed over: the store has the last word."""
-        for source in self._nearer:
+    def _fill_from_one(
+        self, sources: Iterable[Source], digest: str, extent: Extent, given_up: threading.Event
+    ) -> Source | None:
+        """The source that had it. What goes wrong is told and passed over: the store has the last word."""
+        for source in sources:
             if source in list(self._hanging.values()):
                 continue
             self._reading[digest] = source
@@ -97,7 +106,7 @@ class Fetcher:
                     if found is None:
                         continue
                     if found.size == extent.length and self._read(found, digest, extent, given_up) == digest:
-                        return source.name
+                        return source
             except ArtifactUnavailable as error:
                 _log.warning("%s: %s", source.name, error.message)
             else:
@@ -107,7 +116,7 @@ class Fetcher:
             source.distrust(digest)
         return None
 
-    def _fill_from_store(self, digest: str, extent: Extent, given_up: threading.Event) -> str:
+    def _fill_from_store(self, digest: str, extent: Extent, given_up: threading.Event) -> None:
         with self._store.open(digest) as source:
             if source.size != extent.length:
                 raise ArtifactUnavailable(
@@ -116,7 +125,6 @@ class Fetcher:
             found = self._read(source, digest, extent, given_up)
         if found != digest:
             raise ArtifactUnavailable(f"artifact {digest} is corrupt in the store: its bytes have digest {found}")
-        return _STORE
 
     def _read(self, source: ArtifactSource, digest: str, extent: Extent, given_up: threading.Event) -> str:
         """Into the extent; the digest of what is there then."""

@@ -190,7 +190,9 @@ class Loads:
         extent = self.reserve(digest, size, now, spare_leased=spare_leased)
         if extent is None:
             return False
-        self._state.effects.append(StartFetch(digest=digest, extent=extent))
+        peers = self._state.neighbours.of(digest, now)
+        self._state.cache.ask(digest, peers)
+        self._state.effects.append(StartFetch(digest=digest, extent=extent, peers=peers))
         self._state.digest_changed(digest)
         return True
 

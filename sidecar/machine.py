@@ -27,7 +27,10 @@ from .events import (
     FetchOverdue,
     GatewayHeard,
     GatewayHolds,
+    GiveBegun,
+    GiveEnded,
     OperationEnded,
+    PeerFailed,
     PullDone,
     PullFailed,
     Released,
@@ -37,6 +40,7 @@ from .events import (
     TransferOffered,
     TransferWithdrawn,
 )
+from .gives import Gives
 from .known import KnownRevisions
 from .leases import Life
 from .lifecycle import Lifecycle
@@ -66,6 +70,7 @@ class Machine:
         self.prefetches = Prefetches(self.state, self._loads, self.known)
         self._transfers = Transfers(self.state, self._loads, self.known)
         self._completions = Completions(self.state, self._calls, self._loads)
+        self._gives = Gives(self.state)
         self._resync = Resync(self.state, self.waiters)
         self._lifecycle = Lifecycle(self.state, self._calls, self._loads, self.waiters, self._resync)
         self.auditor = Auditor(self.state)
@@ -86,6 +91,9 @@ class Machine:
             FetchOverdue: self._then_pump(self._completions.fetch_overdue),
             FetchFailed: self._then_pump(self._completions.fetch_failed),
             FetchCancelled: self._then_pump(self._completions.fetch_cancelled),
+            PeerFailed: self.state.neighbours.failed,
+            GiveBegun: self._gives.begun,
+            GiveEnded: self._then_pump(self._gives.ended),
             EngineUp: self._then_pump(self._lifecycle.engine_up),
             EngineDown: self._then_pump(self._lifecycle.engine_down),
             EngineRemarked: self._lifecycle.engine_remarked,
@@ -120,6 +128,8 @@ class Machine:
             message = f"ttl_s must be a positive number of seconds, not {request.ttl_s:g}"
             self.state.refuse((event.ask,), request.lease, Outcome.INVALID_REQUEST, message, field="ttl_s")
             return
+        if request.digest:
+            self.state.neighbours.told(request.policy, request.digest, request.peers)
         if request.policy and request.digest:
             self.known.note(request.policy, request.tenant, request.digest)
         key = request.gateway, request.lease

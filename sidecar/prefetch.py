@@ -79,6 +79,7 @@ class Prefetches:
             known = self._state.cache.get(guess.digest) is not None or guess.digest in self._state.failures
             if known or guess.until < now:
                 continue
+            self._state.neighbours.expect(key, guess.digest)
             if self._loads.fetch(guess.digest, guess.size, now, spare_leased=True):
                 self._state.counts["prefetches"] += 1
                 self._fetching = guess.digest

@@ -84,6 +84,7 @@ def full_report(state: NodeState, *, epoch: int, number: int) -> NodeReport:
         base_names=tuple(sorted(state.by_base)),
         queued_by_tenant=_queued_by_tenant(state),
         number=number,
+        bytes_endpoint=state.bytes_endpoint,
         **_figures(state),
     )
 
@@ -113,6 +114,9 @@ class _Figures(TypedDict):
     installs: int
     rejected: int
     audit_findings: int
+    arrived_bytes: dict[str, int]
+    given_bytes: int
+    peer_faults: dict[str, int]
 
 
 def _figures(state: NodeState) -> _Figures:
@@ -129,6 +133,9 @@ def _figures(state: NodeState) -> _Figures:
         "installs": counts["installed"],
         "rejected": counts[f"refused_{Outcome.COLD_LOAD_BOUND}"],
         "audit_findings": counts["audit_findings"],
+        "arrived_bytes": dict(state.arrived_bytes),
+        "given_bytes": counts["given_bytes"],
+        "peer_faults": dict(state.neighbours.faults),
     }
 
 

@@ -19,12 +19,14 @@ from wire.node import (
     AskOfNode,
     AskState,
     Cordon,
+    FleetKeys,
     GatewayAlive,
     Holding,
     Release,
     ReportOfNode,
 )
 from wire.outcomes import RoostError
+from wire.peers import Peer
 from wire.sockets import ZEROMQ, FeedPublisher, Reply, Responder, Sockets
 
 from .arena import Arena, SegmentLost, segment_name
@@ -46,8 +48,10 @@ from .events import (
     Tick,
 )
 from .fetch import Fetcher
+from .giving import Giver
 from .machine import Machine
 from .offers import OfferFeed
+from .peers import Peers, PeerSource
 from .policies import make_policy
 from .pulls import Pulls
 from .reporter import Reporter
@@ -123,7 +127,14 @@ class Sidecar:
         self._feed: FeedPublisher[ReportOfNode] = sockets.publisher(
             settings.feed_endpoint, ReportOfNode, epoch=time.time_ns(), curve=settings.curve
         )
+        self._giver: Giver | None = None
+        if settings.bytes_endpoint and settings.peer_transfers:
+            self._giver = Giver(settings, self.machine.state, self._apply, sockets=sockets)
+            self.machine.state.bytes_endpoint = self._giver.endpoint
         self.arena, self._fetcher, disk = storage(settings)
+        if self._giver is not None:
+            self._giver.open(self.arena, disk)
+        self._peers = Peers(settings, self._apply, self._may_follow, sockets=sockets)
         self._keepers = {
             name: EngineKeeper(backend, self.arena, self._apply, timeout_s=settings.load_timeout_s)
             for name, backend in backends.items()
@@ -167,6 +178,9 @@ class Sidecar:
         if self._offers is not None:
             self._offers.close()
         await self._pulls.close()
+        if self._giver is not None:
+            await self._giver.close()
+        self._peers.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -193,6 +207,9 @@ class Sidecar:
             self._apply(GatewayHeard(gateway=ask.gateway, instance=ask.instance))
         elif isinstance(ask, AskState):
             reply(self._reporter.report())
+        elif isinstance(ask, FleetKeys):
+            if self._giver is not None:
+                self._giver.allow(ask)
         elif isinstance(ask, Holding):
             self._apply(GatewayHolds(holding=ask))
         elif isinstance(ask, Cordon):
@@ -242,6 +259,8 @@ class Sidecar:
         for effect in effects:
             self._perform(effect)
         self._reporter.notice()
+        if self._giver is not None:
+            self._giver.notice()
 
     # effects out
 
@@ -280,12 +299,19 @@ class Sidecar:
             self._apply(FetchOverdue(digest=digest, generation=generation, message=message))
 
         try:
-            await self._fetcher.fetch(digest, effect.extent, overdue)
+            source = await self._fetcher.fetch(digest, effect.extent, overdue, self._peers.sources(effect))
         except RoostError as error:
             failed = FetchFailed(digest=digest, generation=generation, outcome=error.outcome, message=error.message)
             self._apply(failed)
         else:
-            self._apply(FetchDone(digest=digest, generation=generation))
+            name = source.name if source else "store"
+            peer = source.node if isinstance(source, PeerSource) else ""
+            self._apply(FetchDone(digest=digest, generation=generation, source=name, peer=peer))
+
+    def _may_follow(self, peer: Peer) -> bool:
+        """Whether a node is asked that another one names."""
+        known = self._giver is not None and self._giver.knows(peer)
+        return known and self.machine.state.neighbours.may_ask(peer.node, self._loop.time())
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)

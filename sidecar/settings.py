@@ -38,6 +38,9 @@ class NodeTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     in an engine that cannot tell whether it is still in use. So does what a new sidecar finds there, until all gateways
     heard within ``gateway_silence_s`` have told what they hold.
 
+    ``peer_transfers`` is how many transfers to other nodes may run at once; with 0 the node neither gives bytes to
+    others nor asks them for any.
+
     With an object store, ``disk_bytes`` of copies of what was fetched are kept; with 0, none are. ``cache_policy``
     decides what leaves them, and what leaves the arena.
     """
@@ -45,6 +48,7 @@ class NodeTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     arena_bytes: int = 1 << 30
     cache_policy: PolicyName = PolicyName.ADAPTIVE
     disk_bytes: int = 8 << 30
+    peer_transfers: int = 8
     loads_in_flight_min: int = 1
     loads_in_flight: int = 8
     loads_queued: int = 64
@@ -67,12 +71,14 @@ class SidecarSettings(NodeTuning, frozen=True, forbid_unknown_fields=True, kw_on
     (engine records, adapter folders); ``disk_dir`` holds the disk's copies, of which there are none without it.
 
     With a ``registrar_feed``, what is published for policies that this node holds is fetched ahead while nobody waits
-    for anything; what ``trainers`` make for them is pulled from there at once.
+    for anything; what ``trainers`` make for them is pulled from there at once. Other nodes take bytes at
+    ``bytes_endpoint``; empty, they take none.
     """
 
     node: str
     endpoint: str
     feed_endpoint: str
+    bytes_endpoint: str = ""
     store_dir: str
     run_dir: str
     log_dir: str

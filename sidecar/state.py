@@ -15,6 +15,7 @@ from .cache import ArenaCache
 from .effects import Answer, AnyEffect
 from .leases import Lease, LeaseTable
 from .negative import NegativeCache
+from .neighbours import Neighbours
 from .policies import CachePolicy
 from .rates import Smoothed
 from .settings import SidecarSettings
@@ -57,11 +58,16 @@ class NodeState:
         )
         # how long leases of adapters lasted lately
         self.lease_s = Smoothed(_FIRST_GUESS_LEASE_S)
+        self.neighbours = Neighbours(settings.node, on=settings.peer_transfers > 0)
         self.cordoned = False
         # digests whose fetch was told to stop and has not ended yet
         self.cancelled: set[str] = set()
         self.changes = Changes()
         self.counts: Counter[str] = Counter()
+        # bytes that came into the arena, by where they came from
+        self.arrived_bytes: Counter[str] = Counter()
+        # where other nodes may take bytes, once that is known
+        self.bytes_endpoint = ""
         self.effects: list[AnyEffect] = []
 
     def grant(self, asks: Iterable[int], request: Acquire, engine: Engine, now: float, *, waited: bool) -> None:

@@ -106,6 +106,7 @@ class Transfers:
         else:
             self._state.cache.completed(event.digest, now)
             self._state.counts["pulled"] += 1
+            self._state.arrived_bytes["trainer"] += transfer.offer.size
             self._state.digest_changed(event.digest)
             self._seat(event.digest, now)
         self._install(transfer, now)

@@ -27,6 +27,7 @@ from .events import (
     InstallDone,
     InstallRejected,
     InstallUnsure,
+    PeerFailed,
     PullDone,
     PullFailed,
     RemoveDone,
@@ -39,13 +40,15 @@ _log = logging.getLogger(__name__)
 
 def log_event(event: AnyEvent) -> None:
     if isinstance(event, FetchDone):
-        _log.info("fetched %s", event.digest)
+        _log.info("fetched %s from %s", event.digest, f"node {event.peer}" if event.peer else f"the {event.source}")
     elif isinstance(event, FetchOverdue):
         _log.warning("fetch of %s hangs: %s", event.digest, event.message)
     elif isinstance(event, FetchFailed):
         _log.warning("fetch of %s failed (%s): %s", event.digest, event.outcome, event.message)
     elif isinstance(event, FetchCancelled):
         _log.info("fetch of %s was cancelled", event.digest)
+    elif isinstance(event, PeerFailed):
+        _log.warning("node %s %s: %s", event.node, "gave wrong bytes" if event.wrong else "gave nothing", event.message)
     elif isinstance(event, TransferBound):
         _log.info("transfer %s is %s", event.transfer, event.digest)
     elif isinstance(event, PullDone):

@@ -67,12 +67,16 @@ class Authenticator:
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: Iterable[str], drops: Drops) -> None:
-        self._allowed = frozenset(decode_key(key, "curve.peers") for key in allowed)
         self._drops = drops
+        self.allow(allowed)
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(_ZAP_ENDPOINT)
         self._reactor = Reactor(self._socket, self._on_question)
+
+    def allow(self, keys: Iterable[str]) -> None:
+        """Let exactly ``keys`` connect from now on; who is connected stays so. Raises InvalidRequest."""
+        self._allowed = frozenset(decode_key(key, "curve.peers") for key in keys)
 
     def close(self) -> None:
         self._reactor.close()

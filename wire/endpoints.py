@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import zmq
@@ -97,6 +98,11 @@ class BoundSocket:
             self.close()
             raise
         self.endpoint = bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+
+    def allow(self, keys: Iterable[str]) -> None:
+        """Let exactly these CURVE keys connect from now on; without CURVE everybody may. Raises InvalidRequest."""
+        if self._authenticator is not None:
+            self._authenticator.allow(keys)
 
     def close(self) -> None:
         self.socket.close(linger=0)

@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from .outcomes import Outcome
+from .peers import Peer
 
 
 class Residency(enum.StrEnum):
@@ -41,6 +42,7 @@ class Acquire(NodeMessage, frozen=True, kw_only=True):
     the former one held.
     ``ttl_s``, positive and finite, bounds how long the lease lives without a release; asking for it again renews it.
     The wire's own request deadline says how long the asker will wait.
+    ``peers`` are nodes that have the bytes, or are getting them, as far as the gateway knows.
     """
 
     gateway: str
@@ -53,6 +55,7 @@ class Acquire(NodeMessage, frozen=True, kw_only=True):
     size: int = 0
     rank: int = 0
     ttl_s: float = 600.0
+    peers: tuple[Peer, ...] = ()
 
 
 class Granted(NodeMessage, frozen=True, kw_only=True):
@@ -100,6 +103,17 @@ class GatewayAlive(NodeMessage, frozen=True, kw_only=True):
 
     gateway: str
     instance: str
+
+
+class FleetKeys(NodeMessage, frozen=True, kw_only=True):
+    """One-way: the CURVE keys of all nodes that the gateway knows, which may take bytes from this one.
+
+    Told where the connection is new or the fleet has changed, and now and then; it replaces what that gateway told
+    before.
+    """
+
+    gateway: str
+    keys: tuple[str, ...]
 
 
 class AskState(NodeMessage, frozen=True, kw_only=True):
@@ -177,6 +191,9 @@ class NodeReport(NodeMessage, frozen=True, kw_only=True):
     ``load_s`` is how long a cold load takes lately from its start to its serving, ``load_rate`` how many leave the
     queue a second while any wait, ``loads_limit`` how many may run at once now. ``queued_by_tenant`` counts waiting
     loads of the tenants that have most of them.
+    ``bytes_endpoint`` is where other nodes may take bytes, empty where they may not. ``arrived_bytes`` counts those
+    that came into the arena by where they came from (``store``, ``disk``, ``peer``, ``trainer``), ``given_bytes``
+    those that went to other nodes; ``peer_faults`` counts, by node, how often one gave something else than was asked.
     """
 
     node: str
@@ -199,13 +216,17 @@ class NodeReport(NodeMessage, frozen=True, kw_only=True):
     loads_limit: int = 0
     queued_by_tenant: dict[str, int] = {}
     audit_findings: int = 0
+    bytes_endpoint: str = ""
+    arrived_bytes: dict[str, int] = {}
+    given_bytes: int = 0
+    peer_faults: dict[str, int] = {}
 
 
 class NodeDelta(NodeMessage, frozen=True, kw_only=True):
     """What changed since the previous number of the feed. Absent keys did not change.
 
     ``residency`` maps a digest to its new state (``absent`` removes it); ``engines`` replaces whole engine reports;
-    ``queued_by_tenant`` replaces all of it, None where it did not change.
+    ``queued_by_tenant``, ``arrived_bytes`` and ``peer_faults`` replace all of it, None where it did not change.
     """
 
     node: str
@@ -223,8 +244,11 @@ class NodeDelta(NodeMessage, frozen=True, kw_only=True):
     queued_by_tenant: dict[str, int] | None = None
     audit_findings: int = -1
     draining: bool | None = None
+    arrived_bytes: dict[str, int] | None = None
+    given_bytes: int = -1
+    peer_faults: dict[str, int] | None = None
 
 
-AskOfNode = Acquire | Release | GatewayAlive | AskState | Cordon | Holding
+AskOfNode = Acquire | Release | GatewayAlive | FleetKeys | AskState | Cordon | Holding
 AnswerOfNode = Granted | Refused | NodeReport
 ReportOfNode = NodeReport | NodeDelta

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 import zmq
@@ -100,6 +100,10 @@ class Responder(Generic[Ask, Answer]):
     def endpoint(self) -> str:
         """Where it serves, with the port that a ``tcp://...:*`` got."""
         return self._bound.endpoint
+
+    def allow(self, keys: Iterable[str]) -> None:
+        """Let exactly these CURVE keys connect from now on, in place of ``curve.peers``. Raises InvalidRequest."""
+        self._bound.allow(keys)
 
     def close(self) -> None:
         """Stop serving. Replies still to come do nothing."""

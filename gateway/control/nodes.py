@@ -120,6 +120,9 @@ def _document(node: Node, endpoints: dict[str, str]) -> NodeDocument:
         load_s=node.load_s,
         load_rate=node.load_rate,
         resident=len(node.resident),
+        arrived_bytes=node.arrived_bytes,
+        given_bytes=node.given_bytes,
+        peer_faults=node.peer_faults,
     )
 
 

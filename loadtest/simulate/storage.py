@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from sidecar.extents import Extent
+from sidecar.sources import Source
 from wire.outcomes import ArtifactUnavailable, DeadlinePassed
 
 from .constants import EngineConstants
@@ -134,7 +135,9 @@ class MemoryFetcher:
         self._arena = arena
         self._timeout_s = timeout_s
 
-    async def fetch(self, digest: str, extent: Extent, on_overdue: Callable[[str], None]) -> None:
+    async def fetch(
+        self, digest: str, extent: Extent, on_overdue: Callable[[str], None], others: Iterable[Source] = ()
+    ) -> Source | None:
         self._arena.begin(extent)
         late = f"artifact {digest} did not come within {self._timeout_s:g} s"
         given_up = False
@@ -152,6 +155,7 @@ class MemoryFetcher:
         if given_up:
             raise DeadlinePassed(late)
         self._arena.seal(extent, digest)
+        return None
 
     def close(self) -> None:
         """Nothing is kept."""

@@ -120,6 +120,12 @@ def pack(report: Json, scale: ScaleOption = Scale.SMALL, plot: Plot = None, seed
     _measure("pack", report, scale, seed=seed, plot=plot)
 
 
+@app.command("peers")
+def peers(report: Json, scale: ScaleOption = Scale.SMALL, seed: Seed = 1) -> None:
+    """A new revision on eight nodes at once, which take its bytes from each other, or each from the store."""
+    _measure("peers", report, scale, seed=seed, say=_say)
+
+
 @app.command("placement")
 def placement(report: Json, scale: ScaleOption = Scale.SMALL, seed: Seed = 1) -> None:
     """What a placement costs over 40 and 1,000 nodes, and how many policies a node moves that joins or leaves."""

@@ -11,10 +11,10 @@ import typer
 from wire.outcomes import DeadlinePassed, VersionConflict
 
 from .client import ApiClient
-from .output import ERR, tell, tell_json, tell_table
+from .output import ERR, size_of, tell, tell_json, tell_table
 from .session import AsJson, session
 
-app = typer.Typer(help="Nodes: list, cordon, uncordon, drain.", no_args_is_help=True)
+app = typer.Typer(help="Nodes: list, show, cordon, uncordon, drain.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NODE")]
 
@@ -46,6 +46,19 @@ def list_nodes(context: typer.Context, as_json: AsJson = False) -> None:
     tell_table(columns, rows, empty="There are no nodes.")
     if found["trouble"]:
         ERR.print(f"Not all that is listed is in force: {found['trouble']}", style="bold red", markup=False)
+    for node in found["nodes"]:
+        _tell_faults(node)
+
+
+@app.command("show")
+def show(context: typer.Context, node: Name, as_json: AsJson = False) -> None:
+    """Show a node: its state, what it holds, and where the bytes came from since its sidecar started."""
+    found = session(context).client().call("GET", _path(node))
+    _tell(found, as_json)
+    if not as_json:
+        tell(f"{found['resident']} revision(s) there or coming; bytes from: {_arrived(found)}")
+        tell(f"given to other nodes: {size_of(found['given_bytes'])}")
+        _tell_faults(found)
 
 
 @app.command("cordon")
@@ -101,6 +114,17 @@ def _queued(node: Any) -> str:
     tenants = sorted(node["queued_by_tenant"].items(), key=lambda pair: (-pair[1], pair[0]))
     of_whom = ", ".join(f"{tenant} {count}" for tenant, count in tenants[:_TENANTS_TOLD])
     return f"{node['loads_queued']}, {node['load_rate']:.3g}/s: {of_whom}"
+
+
+def _arrived(node: Any) -> str:
+    """Where what came into its arena came from."""
+    return ", ".join(f"{source} {size_of(count)}" for source, count in sorted(node["arrived_bytes"].items())) or "none"
+
+
+def _tell_faults(node: Any) -> None:
+    for peer, count in node["peer_faults"].items():
+        line = f"Node {peer} gave wrong bytes to node {node['node']} {count} time(s): see to its memory and disk"
+        ERR.print(line, style="bold red", markup=False)
 
 
 def _path(node: str, *action: str) -> str:

@@ -30,6 +30,7 @@ class SecondNode:
         """Start the sidecar beside ``mesh``, told as the mesh's own is; wait until its engine is ready."""
         settings = json.loads((mesh.state / "run" / "sidecar.json").read_text())
         own = {"run_dir": str(self._root / "run"), "log_dir": str(self._root / "logs"), "disk_dir": str(self._root)}
+        own["bytes_endpoint"] = f"ipc://{self._root}/bytes.sock"
         settings |= {"node": NAME, **{name: self.address[name] for name in ("endpoint", "feed_endpoint")}, **own}
         settings["engines"] = [{**settings["engines"][0], **self._engine}]
         file = self._root / "sidecar.json"

@@ -14,7 +14,7 @@ NODE = {
     "node": "gpu-1", "state": "serving", "endpoint": "tcp://10.0.0.1:7001", "bases": ["smol"], "engines": 2,
     "engines_ready": 1, "slots": 8, "slots_used": 3, "leases": 4, "own_leases": 2, "loads_in_flight": 1,
     "loads_queued": 5, "loads_limit": 2, "queued_by_tenant": {"other": 1, "acme": 4}, "load_s": 0.2, "load_rate": 2.5,
-    "resident": 9,
+    "resident": 9, "arrived_bytes": {"store": 1024, "peer": 3 << 20}, "given_bytes": 7, "peer_faults": {"gpu-3": 2},
 }  # fmt: skip
 
 
@@ -26,9 +26,21 @@ def test_nodes_are_listed_with_what_is_wrong_with_their_file(roost: Roost, tmp_p
         told = roost("node", "list", "--json", cwd=tmp_path, url=gateway.url)
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert lines[1].startswith("gpu-1 serving 1 of 2 3 of 8 4 1 of 2 smol 5, 2.5/s: acme 4")
+    assert "Node gpu-3 gave wrong bytes to node gpu-1 2 time(s)" in " ".join(done.stderr.split())
     assert any(line.startswith("gpu-2 silent 1 of 2 3 of 8 4 1 of 2 smol 0") for line in lines)
     assert "Not all that is listed is in force: nodes.toml: [bold] is no TOML" in " ".join(done.stderr.split())
     assert json.loads(told.stdout) == listed
+
+
+def test_a_node_is_shown_with_where_its_bytes_came_from(roost: Roost, tmp_path: Path) -> None:
+    with stub_gateway({"GET /roost/v1/nodes/gpu-1": (200, NODE)}) as gateway:
+        done = roost("node", "show", "gpu-1", cwd=tmp_path, url=gateway.url)
+    assert done.stdout == (
+        "Node gpu-1 is serving, 4 request(s)\n"
+        "9 revision(s) there or coming; bytes from: peer 3.0 MiB, store 1.0 KiB\n"
+        "given to other nodes: 7 B\n"
+    )
+    assert "Node gpu-3 gave wrong bytes to node gpu-1 2 time(s)" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(("command", "state"), [("cordon", "cordoned"), ("uncordon", "serving")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import stat
@@ -19,6 +20,7 @@ import pytest
 from aiohttp import web
 
 from backends.process import free_port
+from catalog.blobs import BlobStore
 from catalog.client import RegistrarClient
 from ops.cli import main
 from ops.config import EngineConfig, RoostConfig, check
@@ -28,7 +30,11 @@ from ops.supervise.mesh import Mesh
 from ops.supervise.state import Identity, MeshState, Phase, write_state
 from ops.supervise.supervisor import Supervisor
 from tests.backends.fake import served
+from wire.curve import CurveKeys
+from wire.node import Acquire, AnswerOfNode, AskOfNode, AskState, NodeReport
+from wire.peers import Peer
 from wire.registrar import AddBase, CreatePolicy
+from wire.sockets import Requester
 
 RECOVERY_S = 10.0
 PATIENCE_S = 30.0
@@ -167,7 +173,7 @@ async def test_processes_talk_over_tcp_with_curve(tmp_path: Path) -> None:
 
 async def test_sockets_and_state_are_their_owners_alone(running: Running) -> None:
     sockets = list(running.layout.sockets.glob("*.sock"))
-    assert len(sockets) == 4
+    assert len(sockets) == 5
     assert {stat.S_IMODE(file.stat().st_mode) & 0o077 for file in [*sockets, running.layout.root]} == {0}
 
 
@@ -294,6 +300,61 @@ async def test_a_gateway_hears_the_node_of_another_host_and_no_stranger_does(tmp
     assert (await states(stranger))["far"] == "joining"
     for mesh in (stranger, first, other):
         await finish(mesh)
+
+
+async def test_nodes_of_two_hosts_take_bytes_from_each_other_with_no_key_for_it_in_any_file(tmp_path: Path) -> None:
+    here, there = Layout.of(str(tmp_path / "here")), Layout.of(str(tmp_path / "there"))
+    for layout in (here, there):
+        first = await start(layout.root, anonymous=True)
+        await create(first, "acme/bot")
+        await finish(first)
+    ours, key_there = curve_keys(here), curve_keys(there)["sidecar"].public
+    gateway = CurveKeys(ours["gateway"].public, ours["gateway"].secret)
+    ports = [free_port("127.0.0.1") for _ in range(4)]
+    far, near = (
+        {"name": name, "endpoint": f"tcp://127.0.0.1:{ports[at]}", "feed_endpoint": f"tcp://127.0.0.1:{ports[at + 1]}"}
+        for name, at in (("far", 0), ("near", 2))
+    )
+    async with stub_server() as port:
+        engines = (EngineConfig(base="tiny", attach=f"127.0.0.1:{port}", serve_base_unsafely=True),)
+        meshes = [
+            await start(there.root, node={**far, "peers": [gateway.public]}, engines=engines, anonymous=True),
+            await start(here.root, node=near, engines=engines, anonymous=True, nodes=[{**far, "public": key_there}]),
+        ]
+        data = os.urandom(3_000_000)
+        with BlobStore(there.store).writer() as writer:
+            writer.write(data)
+            digest = writer.commit().digest
+        nodes = [
+            Requester[AskOfNode, AnswerOfNode](
+                node["endpoint"], AskOfNode, AnswerOfNode, curve=gateway, server_public=public
+            )
+            for node, public in ((far, key_there), (near, ours["sidecar"].public))
+        ]
+        giver = await bring(nodes[0], digest, len(data))
+        assert giver.arrived_bytes == {"store": len(data)}
+        taker = await bring(nodes[1], digest, len(data), Peer("far", giver.bytes_endpoint, key_there))
+        assert taker.arrived_bytes == {"peer": len(data)}
+        for node in nodes:
+            node.close()
+        for mesh in meshes:
+            await finish(mesh)
+
+
+async def bring(node: Requester[AskOfNode, AnswerOfNode], digest: str, size: int, *peers: Peer) -> NodeReport:
+    """Have a node get bytes into its arena, whether or not an engine could load them; its state then."""
+    async with asyncio.timeout(PATIENCE_S):
+        for lease in itertools.count(1):
+            ask = Acquire(
+                gateway="test", instance="1", lease=lease, base="tiny", tenant="acme", digest=digest, size=size,
+                rank=1, peers=peers,
+            )  # fmt: skip
+            await node.request(ask, timeout_s=PATIENCE_S)
+            report = await node.request(AskState(), timeout_s=PATIENCE_S)
+            if isinstance(report, NodeReport) and report.arrived_bytes:
+                return report
+            await asyncio.sleep(0.2)
+    raise AssertionError("not reached")
 
 
 async def test_a_real_sidecar_is_cordoned_by_command_and_put_back(running: Running) -> None:

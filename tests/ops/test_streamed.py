@@ -70,7 +70,7 @@ async def test_each_revision_of_a_loop_serves_before_it_is_asked_for(tmp_path: P
                 await serves(client, turn + 1)
             told = log(client, "sidecar")
             assert told.count("INFO sidecar.transitions: pulled ") == 3
-            assert "came from the store" not in told
+            assert "from the store" not in told
             assert len(engine.loads) == 3
 
 

@@ -42,6 +42,7 @@ from sidecar.machine import Machine
 from sidecar.settings import SidecarSettings
 from wire.node import Acquire, Granted, Refused
 from wire.outcomes import Outcome
+from wire.peers import Peer
 
 BASE = "base-a"
 TENANT = "acme"
@@ -131,6 +132,7 @@ class Bench:
         rank: int = 8,
         size: int = SIZE,
         ttl_s: float = 600.0,
+        peers: tuple[Peer, ...] = (),
     ) -> int:
         """Ask for adapter ``number`` (None: the base); the ask, which is also the lease unless one is given."""
         self._asks += 1
@@ -145,6 +147,7 @@ class Bench:
             size=size,
             rank=rank,
             ttl_s=ttl_s,
+            peers=peers,
         )
         self.send(Asked(ask=self._asks, request=request, deadline=self.now + wait_s))
         return self._asks

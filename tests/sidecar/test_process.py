@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,10 +26,11 @@ from tests.backends.fake import serving
 from tests.object_storage import REGION, FaultyProxy, ObjectServer, answer
 from tests.packer.adapters import config_for, packed, shape_of, tensors_for, write_folder
 from tests.sidecar.bench import BASE
-from tests.sidecar.conftest import Gateway, Store, config, until
-from tests.sidecar.fake_engine import FakeVllm
-from wire.node import Granted, Refused
+from tests.sidecar.conftest import Gateway, Store, config, running, until
+from tests.sidecar.fake_engine import FakeBackend, FakeVllm
+from wire.node import Granted, Refused, Residency
 from wire.outcomes import Outcome, RoostError
+from wire.peers import Peer
 
 ROOT = Path(__file__).parents[2]
 
@@ -151,6 +154,48 @@ async def test_killed_sidecar_finds_its_copies_on_disk(
             assert await child.wait() == 0
         gateway.close()
         assert vllm.loads == 2 * [adapter_name("acme", digest)]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_giver_that_ends_or_hangs_in_the_middle_costs_a_fetch(
+    sockets: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
+) -> None:
+    data = os.urandom(24 << 20)
+    digest = store.put(data)
+    there, here = sockets / "there", sockets / "here"
+    there.mkdir(), here.mkdir()
+    async with serving(FakeVllm(BASE)) as port:
+        engine = EngineSettings(name="e1", base=BASE, fingerprint="f", attach=f"127.0.0.1:{port}")
+        giver = config(there, store, engines=(engine,), bytes_endpoint=f"ipc://{there}/bytes", arena_bytes=64 << 20)
+        taker = config(here, store, node="n2", arena_bytes=64 << 20)
+        async with process(giver, tmp_path) as child, running(taker, FakeBackend()) as sidecar:
+            gateway, other = Gateway(giver), Gateway(taker)
+            await fetched(gateway, digest, len(data))
+            took: list[int] = []
+            take = sidecar._peers.take
+
+            async def counted(peer: Peer, digest: str, offset: int, *rest: Any) -> Any:
+                took.append(offset)
+                if len(took) == 12:
+                    child.send_signal(how)
+                return await take(peer, digest, offset, *rest)
+
+            monkeypatch.setattr(sidecar._peers, "take", counted)
+            answer = await other.ask(digest, len(data), peers=(Peer("n1", giver.bytes_endpoint),))
+            assert isinstance(answer, Granted)
+            assert len(took) >= 12
+            assert sidecar.machine.state.arrived_bytes == {"store": len(data)}
+            gateway.close()
+            other.close()
+
+
+async def fetched(gateway: Gateway, digest: str, size: int) -> None:
+    """Have a node get bytes into its arena that no engine could load."""
+    async with asyncio.timeout(30.0):
+        while Residency.FAILED not in gateway.residencies(digest):
+            with contextlib.suppress(RoostError):
+                await gateway.ask(digest, size, timeout_s=5.0)
+            await asyncio.sleep(0.05)
 
 
 async def test_settings_that_are_wrong_are_one_line(tmp_path: Path) -> None:
