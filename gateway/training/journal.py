@@ -85,6 +85,13 @@ class Journal:
             found = (self._store.samplers.get(txn, key.decode()) for key, _ in self._store.held.items(txn))
             return [sampler for sampler in found if sampler is not None]
 
+    def holder(self, sampler_id: str) -> SamplerRecord | None:
+        """The sampling session, if a revision is kept for it."""
+        with self._store.read() as txn:
+            if self._store.held.get(txn, sampler_id.encode()) is None:
+                return None
+            return self._store.samplers.get(txn, sampler_id)
+
     def saved(self, path: str) -> SavedRecord | None:
         with self._store.read() as txn:
             return self._store.saved.get(txn, path)
