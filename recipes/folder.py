@@ -45,6 +45,7 @@ class RunFolder:
         if self._file.exists():
             self.state = self._read()
             _check_same(folder, self.state, recipe, told)
+            _check_no_shorter(folder, self.state, told)
             self.state.config = told
         self._cut(self.state.step)
 
@@ -114,6 +115,17 @@ def read_metrics(file: Path) -> list[Figures]:
         except msgspec.DecodeError:
             continue
     return found
+
+
+def _check_no_shorter(folder: Path, state: State, told: Mapping[str, Any]) -> None:
+    """What was trained can't be taken back."""
+    steps = told.get("steps", state.step)
+    if steps < state.step:
+        raise VersionConflict(
+            f"out: {folder} holds a run that has taken {state.step} steps, and steps is {steps}: raise it, or name "
+            "another folder",
+            field="steps",
+        )
 
 
 def _check_same(folder: Path, state: State, recipe: str, told: Mapping[str, Any]) -> None:

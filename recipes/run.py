@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from wire.outcomes import EngineFailed, InvalidRequest
+from wire.outcomes import InvalidRequest
 
 from . import config as configs
 from .config import Config, Dpo, Grpo, Sft
@@ -39,7 +39,8 @@ def run_recipe(name: str, file: Path, *, url: str, key: str, console: Console, r
 
     Metrics are in ``metrics.jsonl`` of its folder as they come, and in ``metrics.svg`` at the end. A result
     file goes to ``report``.
-    Raises InvalidRequest, NotFound, VersionConflict, and EngineFailed where the training service failed.
+    Raises InvalidRequest, NotFound and VersionConflict for what the caller must mend, as Unauthenticated and Forbidden;
+    EngineFailed where the training service failed.
     """
     config = configs.load(file, _KINDS[name])
     done: Outcome = asyncio.run(_with_service(url, key, lambda service: _one(name, config, service, console, report)))
@@ -62,6 +63,7 @@ async def _with_service(url: str, key: str, work: Callable[[Any], Any]) -> Any:
             ) from None
     import tinker
 
+    from .failures import failure_of
     from .service import connect
 
     service = connect(url, key)
@@ -71,7 +73,7 @@ async def _with_service(url: str, key: str, work: Callable[[Any], Any]) -> Any:
         ended = "success"
         return done
     except tinker.TinkerError as error:
-        raise EngineFailed(f"{error}; the same command goes on from the last checkpoint") from error
+        raise failure_of(error) from error
     finally:
         with contextlib.suppress(tinker.TinkerError, TimeoutError):
             async with asyncio.timeout(_CLOSING_S):

@@ -97,14 +97,9 @@ class Journal:
             return self._store.saved.get(txn, path)
 
     def expired(self, now_ms: int) -> list[SavedRecord]:
-        """What ``drop_saved`` would forget."""
+        """What was saved for a time that is over."""
         with self._store.read() as txn:
-            return self._expired(txn, now_ms)
-
-    def writer(self, policy: str) -> str:
-        """The run that writes ``policy``; empty where none does."""
-        with self._store.read() as txn:
-            return (self._store.writers.get(txn, policy.encode()) or b"").decode()
+            return [each for each in self._store.saved.values(txn) if 0 < each.expires_ms <= now_ms]
 
     def operation(self, request_id: str) -> OperationRecord | None:
         with self._store.read() as txn:
@@ -251,10 +246,6 @@ class Journal:
 
         return await self._store.commit(change)
 
-    async def claim(self, policy: str, model_id: str) -> None:
-        """``model_id`` writes ``policy`` from now on, and no other run."""
-        await self._store.commit(lambda txn: self._store.writers.put(txn, policy.encode(), model_id.encode()))
-
     async def forget_changes(self, model_id: str, upto: int) -> None:
         """What changes up to number ``upto`` asked for is not needed again."""
         known = [(number, request_id) for number, request_id in self.changes(model_id, 0) if number <= upto]
@@ -268,16 +259,16 @@ class Journal:
 
         await self._store.commit(change)
 
-    async def drop_saved(self, now_ms: int) -> list[SavedRecord]:
-        """Forget what has expired, and tell what that was."""
+    async def drop_saved(self, records: list[SavedRecord]) -> None:
+        """Forget these; what has been saved in the place of one stays."""
 
-        def change(txn: Txn) -> list[SavedRecord]:
-            expired = self._expired(txn, now_ms)
-            for record in expired:
-                self._store.saved.delete(txn, record.path)
-            return expired
+        def change(txn: Txn) -> None:
+            for record in records:
+                if self._store.saved.get(txn, record.path) == record:
+                    self._store.saved.delete(txn, record.path)
 
-        return await self._store.commit(change)
+        if records:
+            await self._store.commit(change)
 
     async def prune(self, before_ms: int) -> int:
         """Drop results that are older; samples altogether, so that they can be asked for anew. Returns how many."""
@@ -316,9 +307,6 @@ class Journal:
         self._store.places.put(txn, _place(owner, seq), key)
         self._store.pending.put(txn, key, b"")
         return Accepted(operation, True)
-
-    def _expired(self, txn: Txn, now_ms: int) -> list[SavedRecord]:
-        return [each for each in self._store.saved.values(txn) if 0 < each.expires_ms <= now_ms]
 
     def _waiting(self, txn: Txn, run: RunRecord) -> Iterator[OperationRecord]:
         """The operations of a run that have no result, in order."""

@@ -120,10 +120,9 @@ class Store:
         self.operations = Table(self._table("operations"), OperationRecord)
         self.asks = self._table("asks")
         self.results = self._table("results")
-        # owner and seq -> request id; run and number -> request id; policy -> the run that writes it
+        # owner and seq -> request id; run and number -> request id
         self.places = self._table("places")
         self.changes = self._table("changes")
-        self.writers = self._table("writers")
         # sampling sessions whose revisions are kept for them
         self.held = self._table("held")
         # request ids without a result; time of the result and request id

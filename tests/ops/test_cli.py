@@ -274,6 +274,7 @@ def test_history_tells_who_did_what(roost: Roost, tmp_path: Path) -> None:
         ({"t": "PolicyRenamed", "policy": "a/b", "to": "a/c"}, "renamed from a/b to a/c"),
         ({"t": "ForwardDropped", "policy": "a/c", "name": "a/b"}, "freed the name a/b"),
         ({"t": "LabelsChanged", "labels": {"k": "v"}, "removed": ["w"]}, "labelled k=v, without w"),
+        ({"t": "WriterChanged", "writer": "s:train:0"}, "is written by s:train:0"),
         ({"t": "RetentionChanged", "retention": {"keep_last": 3, "keep_days": 2.5}}, "younger than 2.5 days"),
         ({"t": "RetentionChanged"}, "keeps every revision"),
         ({"t": "RevisionsRetired", "revisions": [1, 2]}, "retired revision 1, 2"),

@@ -70,6 +70,18 @@ async def test_a_run_may_be_made_longer_and_is_published_anew(tmp_path: Path) ->
     assert longer.folder.state.published != shorter.folder.state.published
 
 
+async def test_a_run_can_not_be_made_shorter_than_it_is(tmp_path: Path) -> None:
+    service = Service()
+    await course_of(config(Sft, tmp_path, steps=4, evaluate_every=2), service).run()
+    with pytest.raises(VersionConflict, match="has taken 4 steps, and steps is 2") as caught:
+        course_of(config(Sft, tmp_path, steps=2), service)
+    assert caught.value.field == "steps"
+    same = course_of(config(Sft, tmp_path, steps=4), service)
+    with pytest.raises(VersionConflict, match="not looked at after 3 steps, and has taken 4"):
+        await same.advance(3)
+    assert service.steps == 4
+
+
 async def test_steps_that_were_passed_without_a_look_get_no_figures_of_later_ones(tmp_path: Path) -> None:
     service = Service()
     await course_of(config(Sft, tmp_path, steps=4), service).run()
