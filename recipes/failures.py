@@ -21,11 +21,13 @@ _LATER = {408, 429}
 
 def failure_of(error: tinker.TinkerError) -> RoostError:
     """The caller's own mistake as what it is; else EngineFailed, after which a recipe may be gone on with."""
+    # the SDK goes on about itself
+    told = str(error).partition(" for self.request_id=")[0]
     if isinstance(error, tinker.RequestFailedError) and error.category == "user":
-        return InvalidRequest(error.message)
+        return InvalidRequest(told)
     if isinstance(error, tinker.APIStatusError) and 400 <= error.status_code < 500 and error.status_code not in _LATER:
         return _KINDS.get(error.status_code, InvalidRequest)(_said(error))
-    return EngineFailed(f"{error}; the same command goes on from the last checkpoint")
+    return EngineFailed(f"{told}; the same command goes on from the last checkpoint")
 
 
 def _said(error: tinker.APIStatusError) -> str:

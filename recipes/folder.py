@@ -35,12 +35,15 @@ class RunFolder:
     """``state.json``, replaced as a whole, and ``metrics.jsonl``, one line a step."""
 
     def __init__(self, folder: Path, recipe: str, config: msgspec.Struct) -> None:
-        """Raises VersionConflict for a folder that holds another run."""
+        """Raises VersionConflict for a folder that holds another run, InvalidRequest for what can't be one."""
         self.folder = folder
         self.metrics = folder / "metrics.jsonl"
         self._file = folder / "state.json"
         told = msgspec.json.decode(msgspec.json.encode(config))
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidRequest(f"out: {folder} can't be a folder: {error.strerror}", field="out") from None
         self.state = State(recipe=recipe, config=told)
         if self._file.exists():
             self.state = self._read()

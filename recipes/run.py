@@ -34,7 +34,14 @@ class Outcome(msgspec.Struct, frozen=True):
     published: str
 
 
-def run_recipe(name: str, file: Path, *, url: str, key: str, console: Console, report: Path | None = None) -> Outcome:
+def read(name: str, file: Path) -> Config:
+    """The configuration of ``sft``, ``dpo`` or ``grpo`` in ``file``. Raises InvalidRequest that names the field."""
+    return configs.load(file, _KINDS[name])
+
+
+def run_recipe(
+    name: str, config: Config, *, url: str, key: str, console: Console, report: Path | None = None
+) -> Outcome:
     """Run ``sft``, ``dpo`` or ``grpo``, or go on with it, at the gateway ``url``.
 
     Metrics are in ``metrics.jsonl`` of its folder as they come, and in ``metrics.svg`` at the end. A result
@@ -42,14 +49,12 @@ def run_recipe(name: str, file: Path, *, url: str, key: str, console: Console, r
     Raises InvalidRequest, NotFound and VersionConflict for what the caller must mend, as Unauthenticated and Forbidden;
     EngineFailed where the training service failed.
     """
-    config = configs.load(file, _KINDS[name])
     done: Outcome = asyncio.run(_with_service(url, key, lambda service: _one(name, config, service, console, report)))
     return done
 
 
-def run_search(file: Path, *, url: str, key: str, console: Console, report: Path | None = None) -> Any:
+def run_search(search: configs.Search, *, url: str, key: str, console: Console, report: Path | None = None) -> Any:
     """Run a search, or go on with it; what was found (``search.Found``), which is in ``search.json`` too."""
-    search = configs.load_search(file)
     return asyncio.run(_with_service(url, key, lambda service: _many(search, service, console, report)))
 
 

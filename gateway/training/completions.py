@@ -16,6 +16,9 @@ from .work import Alternatives, Sample, Sampled, Sequence
 _TOKEN = "token_id:"  # noqa: S105 - how the engine spells a token's id in place of its text
 
 
+_NO_ROOM = "max_tokens must be at least 1"
+
+
 class _Logprob(msgspec.Struct):
     logprob: float
 
@@ -102,6 +105,15 @@ def check_sample(ask: Sample) -> None:
             f"prompt_logprobs_last_n is {ask.last}: it needs prompt_logprobs, and 1 to {len(ask.prompt) - 1}",
             field="prompt_logprobs_last_n",
         )
+
+
+def explained(ask: Sample, why: str) -> str:
+    """An engine that has no room behind a prompt finds fault with a number that nobody gave."""
+    if _NO_ROOM in why and (ask.max_tokens is None or ask.max_tokens > 0):
+        return (
+            f"the prompt's {len(ask.prompt)} tokens fill the engine's context: there is no room to sample one behind it"
+        )
+    return why
 
 
 def _sequence(choice: _Choice, topk: int) -> Sequence:

@@ -63,9 +63,13 @@ class Publication:
         provenance = Provenance(source=source, format=self._publisher.format, run=run.model_id, step=run.step)
         committed = await self._publisher.run(
             PublishRevision(
-                actor=run.key_id, policy=run.policy, artifact=facts, provenance=provenance, create_over=run.base,
+                actor=run.key_id,
+                policy=run.policy,
+                artifact=facts,
+                provenance=provenance,
+                create_over=run.base,
                 writer=run.model_id,
-            )  # fmt: skip
+            )
         )
         self._clock.ended("event")
         _log.info("%s@%d, %d bytes: %s", run.policy, committed.revision, facts.size, self._clock)

@@ -115,7 +115,7 @@ class Retention:
             del self._settling[name]
 
     async def _told(self, name: str) -> bool:
-        """Tell the catalog what it does not know; whether there was anything. Raises JournalUnavailable, StorageFull."""
+        """Tell the catalog what it does not know; whether there was anything. Raises JournalUnavailable."""
         wanted, kept = self._wanted.get(name), self._kept.get(name)
         if wanted is None:
             return await self._let_go(name, kept)

@@ -40,10 +40,12 @@ def grpo(context: typer.Context, config: ConfigFile, report: Report = None, as_j
 @app.command("search")
 def search(context: typer.Context, config: ConfigFile, report: Report = None, as_json: AsJson = False) -> None:
     """Successive halving over SFT runs, all at once. Started again, it goes on from the last checkpoints."""
+    from recipes.config import load_search
     from recipes.run import run_search
 
+    wanted = load_search(config)
     client = _client(context)
-    found = run_search(config, url=client.url, key=client.key, console=ERR, report=report)
+    found = run_search(wanted, url=client.url, key=client.key, console=ERR, report=report)
     if as_json:
         tell_json(found._asdict())
         return
@@ -64,10 +66,11 @@ def _client(context: typer.Context) -> ApiClient:
 
 
 def _run(context: typer.Context, name: str, config: Path, report: Path | None, as_json: bool) -> None:
-    from recipes.run import run_recipe
+    from recipes.run import read, run_recipe
 
+    wanted = read(name, config)
     client = _client(context)
-    done = run_recipe(name, config, url=client.url, key=client.key, console=ERR, report=report)
+    done = run_recipe(name, wanted, url=client.url, key=client.key, console=ERR, report=report)
     if as_json:
         tell_json(done)
         return

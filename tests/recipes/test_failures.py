@@ -8,9 +8,18 @@ pytest.importorskip("tinker")
 
 import httpx
 import tinker
+from tinker.types import RequestErrorCategory
 
 from recipes.failures import failure_of
-from wire.outcomes import EngineFailed, Forbidden, InvalidRequest, NotFound, RoostError, Unauthenticated, VersionConflict
+from wire.outcomes import (
+    EngineFailed,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    RoostError,
+    Unauthenticated,
+    VersionConflict,
+)
 
 ANSWER = {"error": "rank is 999: the trainer takes at most 64", "category": "user"}
 
@@ -34,8 +43,11 @@ def test_the_caller_s_own_mistake_is_told_as_the_service_said_it(status: int, ki
 
 
 def test_an_operation_that_the_caller_got_wrong_is_not_gone_on_with() -> None:
-    told = failure_of(tinker.RequestFailedError("datum 0 lacks target_tokens", "1", "user"))
-    assert (type(told), told.message) == (InvalidRequest, "datum 0 lacks target_tokens")
+    said = (
+        "Request failed: datum 0 lacks target_tokens for self.request_id='1' and expected type self.model_cls=<class>"
+    )
+    told = failure_of(tinker.RequestFailedError(said, "1", RequestErrorCategory.User))
+    assert (type(told), told.message) == (InvalidRequest, "Request failed: datum 0 lacks target_tokens")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +56,7 @@ def test_an_operation_that_the_caller_got_wrong_is_not_gone_on_with() -> None:
         answered(408),
         answered(429),
         answered(503),
-        tinker.RequestFailedError("no ranks", "1", "server"),
+        tinker.RequestFailedError("no ranks", "1", RequestErrorCategory.Server),
         tinker.APIConnectionError(httpx.Request("GET", "http://here")),
     ],
 )

@@ -33,15 +33,13 @@ from wire.trainer import Adam
 
 from . import bodies
 from .services import caller, open_session, own_run, services
-from .sessions import answer, words
+from .sessions import POLICY, answer, words
 
 routes = web.RouteTableDef()
 
 T = TypeVar("T")
 
 _PROTOBUF = "application/x-protobuf"
-# in a run's or a session's metadata: what its policy is to be called
-_POLICY = "policy"
 _MAX_SEQ = (1 << 31) - 1
 _MAX_TTL_S = 10 * 366 * 86400
 
@@ -257,7 +255,7 @@ def _or_refused(make: Callable[..., TrainingAsk], *arguments: Any) -> TrainingAs
 
 async def _accepted(request: web.Request, run: RunRecord, seq: int, ask: TrainingAsk) -> web.Response:
     if not 1 <= seq <= _MAX_SEQ:
-        raise InvalidRequest(f"seq_id is {seq}: a run's operations are numbered from 1 on", field="seq_id")
+        raise InvalidRequest(f"seq_id is {seq}: a run's operations are numbered from 1 to {_MAX_SEQ}", field="seq_id")
     shared = services(request)
     # what the others wait for is always let in
     if seq != run.next_seq and shared.lines.pending_bytes > shared.settings.max_pending_bytes:
@@ -295,7 +293,7 @@ def _new_run(
 ) -> RunRecord:
     """The session's run of this number, at its beginning, for whoever asks now."""
     return RunRecord(
-        model_id=_model_id(session, number),
+        model_id=f"{session.session_id}:train:{number}",
         session_id=session.session_id,
         tenant=session.tenant,
         key_id=asker.key_id,
@@ -311,15 +309,9 @@ def _new_run(
     )
 
 
-def _model_id(session: SessionRecord, number: int) -> str:
-    if not 0 <= number <= _MAX_SEQ:
-        raise InvalidRequest(f"model_seq_id is {number}: expected 0 or more", field="model_seq_id")
-    return f"{session.session_id}:train:{number}"
-
-
 def _policy_of(asker: Caller, session: SessionRecord, number: int, metadata: dict[str, Any] | None) -> str:
     """The policy that a run is: as the metadata names it, else after the session."""
-    wanted = words(metadata).get(_POLICY) or session.metadata.get(_POLICY) or f"run-{session.session_id}-{number}"
+    wanted = words(metadata).get(POLICY) or session.metadata.get(POLICY) or f"run-{session.session_id}-{number}"
     policy = check_policy(wanted if "/" in wanted else f"{session.tenant}/{wanted}")
     tenant = policy.partition("/")[0]
     if tenant != session.tenant:

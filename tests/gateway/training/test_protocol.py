@@ -13,7 +13,7 @@ from tests.gateway.fleet_states import BASE
 from tests.gateway.mesh import until
 from tests.gateway.stub_engine import refuse
 from wire.events import Scope
-from wire.outcomes import JournalUnavailable, StorageFull
+from wire.outcomes import StorageFull
 
 from .fake_trainer import LIMITS
 from .rig import Rig, datum

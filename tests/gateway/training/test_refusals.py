@@ -1,0 +1,77 @@
+"""What can't be is refused, with the field that is wrong: an answer of 5xx is asked for again for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.gateway.fleet_states import BASE
+
+from .rig import Rig
+from .test_protocol import sample, sampler
+
+HUGE = 1 << 80
+
+
+def prompt(*tokens: int) -> dict[str, Any]:
+    return {"prompt": {"chunks": [{"type": "encoded_text", "tokens": list(tokens)}]}}
+
+
+async def test_numbers_that_nothing_can_hold_are_refused_where_they_stand(rig: Rig) -> None:
+    session = await rig.session()
+    name = await sampler(rig, session)
+    samples: list[tuple[dict[str, Any], str]] = [
+        (prompt(1, HUGE), "$.prompt.chunks[0].tokens[1]"),
+        (prompt(-1), "$.prompt.chunks[0].tokens[0]"),
+        ({"seq_id": HUGE}, "$.seq_id"),
+        ({"num_samples": HUGE}, "$.num_samples"),
+        ({"topk_prompt_logprobs": HUGE}, "$.topk_prompt_logprobs"),
+        ({"topk_sample_logprobs": HUGE}, "$.topk_sample_logprobs"),
+        ({"prompt_logprobs_last_n": HUGE}, "$.prompt_logprobs_last_n"),
+        *(
+            ({"sampling_params": {field: HUGE}}, f"$.sampling_params.{field}")
+            for field in ("max_tokens", "seed", "top_k")
+        ),
+        ({"sampling_params": {"seed": -HUGE}}, "$.sampling_params.seed"),
+        ({"sampling_params": {"stop": [HUGE]}}, "$.sampling_params.stop[0]"),
+    ]
+    asked = [("asample", sample(name) | more, field) for more, field in samples]
+    new = {"session_id": session, "model_seq_id": 0, "base_model": BASE, "lora_config": {"rank": 4}}
+    for more, field in (
+        ({"model_seq_id": HUGE}, "$.model_seq_id"),
+        ({"model_seq_id": -1}, "$.model_seq_id"),
+        ({"lora_config": {"rank": HUGE}}, "$.lora_config.rank"),
+        ({"lora_config": {"rank": 4, "seed": 1 << 63}}, "$.lora_config.seed"),
+    ):
+        asked.append(("create_model", new | more, field))
+    for number in (HUGE, -1):
+        body = {"session_id": session, "sampling_session_seq_id": number, "base_model": BASE}
+        asked.append(("create_sampling_session", body, "$.sampling_session_seq_id"))
+    for path, body, field in asked:
+        told = await rig.ask(path, body)
+        assert (told.status, told.json["category"]) == (400, "user"), (path, field, told.body)
+        assert told.json["error"].endswith(f"at `{field}`"), told.body
+
+
+async def test_so_are_they_in_an_operation_which_keeps_its_place(rig: Rig) -> None:
+    run = await rig.run(await rig.session())
+    data = [{"model_input": prompt(HUGE)["prompt"], "loss_fn_inputs": {}}]
+    wrong = {"forward_backward_input": {"data": data, "loss_fn": "cross_entropy"}}
+    failed = await rig.result(await rig.ask("forward_backward", {"model_id": run, "seq_id": 1} | wrong))
+    assert failed["category"] == "user" and "model_input.chunks[0].tokens[0]" in failed["error"]
+    assert (await rig.ask("optim_step", {"model_id": run, "seq_id": HUGE})).status == 400
+    assert "metrics" in await rig.result(await rig.train(run, 2))
+
+
+async def test_a_setting_of_the_optimizer_that_is_not_known_is_not_left_out(rig: Rig) -> None:
+    run = await rig.run(await rig.session())
+    step = {"model_id": run, "seq_id": 1, "adam_params": {"learning_rate": 0.1, "amsgrad": True}}
+    failed = await rig.result(await rig.ask("optim_step", step))
+    assert failed["category"] == "user" and "unknown field `amsgrad`" in failed["error"]
+
+
+async def test_a_policy_s_name_is_text(rig: Rig) -> None:
+    metadata = {"user_metadata": {"policy": 5}}
+    told = await rig.ask("create_session", metadata)
+    assert (told.status, told.json["error"]) == (400, "user_metadata.policy is '5': expected text")
+    new = {"session_id": await rig.session(), "model_seq_id": 0, "base_model": BASE, "lora_config": {"rank": 4}}
+    assert (await rig.ask("create_model", new | metadata)).status == 400
