@@ -115,7 +115,7 @@ class TrainingService:
             retention=self._retention,
             futures=futures,
         )
-        self._runner = web.AppRunner(make_app(shared), access_log=None, shutdown_timeout=_END_S)
+        self._runner = web.AppRunner(make_app(shared), auto_decompress=False, access_log=None, shutdown_timeout=_END_S)
         self._sweeping: asyncio.Task[None] | None = None
 
     @classmethod

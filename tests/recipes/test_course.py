@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,22 @@ def test_a_folder_of_another_run_is_refused_by_the_field_s_name(tmp_path: Path) 
     assert caught.value.field == "learning_rate"
     with pytest.raises(VersionConflict, match="holds a run of sft"):
         RunFolder(tmp_path / "out", "dpo", given)
+
+
+def test_a_folder_is_one_process_s_at_a_time(tmp_path: Path) -> None:
+    given = config(Sft, tmp_path)
+    holder = "from recipes.folder import _locked; from pathlib import Path; import sys; "
+    holder += "lock = _locked(Path(sys.argv[1])); print('mine', flush=True); sys.stdin.read()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", holder, given.out], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with other:
+        assert other.stdout is not None and other.stdout.readline() == "mine\n"
+        with pytest.raises(VersionConflict, match="another process runs in") as caught:
+            RunFolder(tmp_path / "out", "sft", given)
+        other.communicate()
+    assert caught.value.field == "out"
+    RunFolder(tmp_path / "out", "sft", given)
 
 
 async def test_the_picture_has_every_metric(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
+
+import pytest
 
 from tests.gateway.fleet_states import BASE
 
@@ -50,6 +53,27 @@ async def test_numbers_that_nothing_can_hold_are_refused_where_they_stand(rig: R
         told = await rig.ask(path, body)
         assert (told.status, told.json["category"]) == (400, "user"), (path, field, told.body)
         assert told.json["error"].endswith(f"at `{field}`"), told.body
+
+
+async def test_a_name_that_can_be_none_is_not_found(rig: Rig) -> None:
+    for name in ("", "x" * 600):
+        assert (await rig.ask("optim_step", {"model_id": name, "seq_id": 1, "adam_params": {}})).status == 404
+        assert (await rig.ask("session_heartbeat", {"session_id": name})).status == 404
+        assert (await rig.ask("retrieve_future", {"request_id": name})).status == 404
+        assert (await rig.ask("asample", sample(name))).status == 404
+    empty = await rig.mesh.ask(
+        "POST", "/api/v1/forward_backward", data=b"", headers={"content-type": "application/x-protobuf"}
+    )
+    assert (empty.status, empty.json["error"]) == (404, "there is no run ''")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
+async def test_a_compressed_body_is_not_taken(rig: Rig, encoding: str) -> None:
+    """Neither one that is as it says nor one that isn't."""
+    for body in (gzip.compress(b"{}"), b"{}"):
+        told = await rig.mesh.ask("POST", "/api/v1/create_session", data=body, headers={"content-encoding": encoding})
+        assert told.status == 400
+        assert told.error["message"] == f"Content-Encoding '{encoding}' is not taken: send the body as it is"
 
 
 async def test_so_are_they_in_an_operation_which_keeps_its_place(rig: Rig) -> None:
