@@ -16,7 +16,7 @@ from backends.trainer import TrainerBackend
 from catalog.checks.common import must_write
 from gateway.catalog_source import CatalogSource
 from packer.modules import EXPERT_PATHS, SHARED_PATHS
-from wire.outcomes import InvalidRequest, NotFound
+from wire.outcomes import InvalidRequest, NotFound, VersionConflict
 from wire.trainer import Outputs
 
 from .fairness import Stage
@@ -177,6 +177,7 @@ class Executor:
         policy = self._catalog.view().policy(run.policy)
         if policy is not None:
             must_write(policy, run.model_id)
+        self._check_sampler(run, ask)
         path = str(SavedPath(run.model_id, SAMPLER_WEIGHTS, ask.name)) if ask.name else ""
         file = self._exports / secrets.token_hex(8)
         async with self._publisher.publication(run, file) as publication:
@@ -194,6 +195,15 @@ class Executor:
             sampler = SamplerRecord(ask.sampler, run.tenant, run.base, run.policy, revision, follows=follows)
             self._retention.bound(sampler)
         return Done(SavedForSampler(path=path, sampler=ask.sampler), Effects(run, saved=saved, sampler=sampler))
+
+    def _check_sampler(self, run: RunRecord, ask: SaveForSampler) -> None:
+        """A sampling session is bound to another revision only where it follows its run. Raises VersionConflict."""
+        known = self._journal.sampler(ask.sampler)
+        if known is not None and not (ask.follows and known.follows == run.model_id):
+            raise VersionConflict(
+                f"the sampling session {ask.sampler} is there already, on something else",
+                field="sampling_session_seq_id",
+            )
 
     def recorded(self, model_id: str) -> None:
         """What the run's last operation came to is in the journal."""

@@ -311,6 +311,19 @@ async def test_other_tenants_see_nothing(tmp_path: Path) -> None:
         assert (await rig.ask("create_model", named, headers=ours)).status == 400
 
 
+async def test_a_sampling_session_is_bound_to_another_revision_by_its_own_run_alone(rig: Rig) -> None:
+    session = await rig.session()
+    one, two = await rig.run(session, 0), await rig.run(session, 1)
+    body = {"seq_id": 1, "sampling_session_seq_id": 0}
+    taken = await rig.result(await rig.ask("save_weights_for_sampler", body | {"model_id": one}))
+    failed = await rig.result(await rig.ask("save_weights_for_sampler", body | {"model_id": two}))
+    assert "is there already, on something else" in failed["error"]
+    again = body | {"model_id": one, "seq_id": 2, "kind": "inflight"}
+    assert "error" in await rig.result(await rig.ask("save_weights_for_sampler", again))
+    record = rig.service.journal.sampler(taken["sampling_session_id"])
+    assert record is not None and record.policy == f"default/run-{session}-0"
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
