@@ -263,7 +263,12 @@ def test_show_tells_labels_former_names_and_what_is_kept(roost: Roost, tmp_path:
     with stub_gateway({"GET /roost/v1/policies/acme/support": (200, answer)}) as gateway:
         done = roost("policy", "show", "acme/support", cwd=tmp_path, url=gateway.url)
     assert "checkpoint tinker://s:train:0/weights/a  step 40" in done.stdout
-    for line in ("labels: team=search", "former names: acme/help", "keeps: the last 5"):
+    for line in (
+        "labels: team=search",
+        "former names: acme/help",
+        "written by: training run 5e55:train:0",
+        "keeps: the last 5",
+    ):
         assert line in done.stdout.splitlines()
 
 
