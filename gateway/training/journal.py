@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from wire.outcomes import NotFound, Retired, VersionConflict
+from wire.outcomes import InvalidRequest, NotFound, Retired, VersionConflict
 
 from .records import OperationRecord, RunRecord, SamplerRecord, SavedRecord, SessionRecord
 from .store import Store, Txn
@@ -171,9 +171,10 @@ class Journal:
         await self.forget_changes(model_id, _ALL)
 
     async def begin_run(self, run: RunRecord, ask: TrainingAsk) -> Accepted:
-        """A run and the operation that makes it, which is its operation 0. Raises VersionConflict."""
+        """A run and the operation that makes it, which is its operation 0. Raises VersionConflict, InvalidRequest."""
 
         def change(txn: Txn) -> Accepted:
+            self._check_open(txn, run.session_id)
             accepted = self._accept(txn, run.model_id, 0, run.tenant, encode(ask), passed=0)
             if accepted.new:
                 self._store.runs.put(txn, run.model_id, run)
@@ -182,13 +183,16 @@ class Journal:
         return await self._store.commit(change)
 
     async def accept(self, model_id: str, seq: int, tenant: str, ask: TrainingAsk) -> Accepted:
-        """Log a run's operation. Raises NotFound; VersionConflict where another has its place."""
+        """Log a run's operation. Raises NotFound; VersionConflict where another has its place; InvalidRequest for one
+        whose session is finished.
+        """
         encoded = encode(ask)
 
         def change(txn: Txn) -> Accepted:
             run = self._store.runs.get(txn, model_id)
             if run is None:
                 raise NotFound(f"there is no run {model_id}", field="model_id")
+            self._check_open(txn, run.session_id)
             return self._accept(txn, model_id, seq, tenant, encoded, passed=run.next_seq)
 
         return await self._store.commit(change)
@@ -290,6 +294,12 @@ class Journal:
 
         return await self._store.commit(change)
 
+    def _check_open(self, txn: Txn, session_id: str) -> None:
+        """Within the transaction: what is let in behind a finish would be of a run that nobody ends."""
+        session = self._store.sessions.get(txn, session_id)
+        if session is not None:
+            must_be_open(session)
+
     def _accept(self, txn: Txn, owner: str, seq: int, tenant: str, encoded: bytes, *, passed: int) -> Accepted:
         mark = fingerprint(encoded)
         known = self._store.places.get(txn, _place(owner, seq))
@@ -339,6 +349,12 @@ class Journal:
             self._store.saved.put(txn, effects.saved.path, effects.saved)
         if effects.sampler is not None:
             self._store.samplers.put(txn, effects.sampler.sampler_id, effects.sampler)
+
+
+def must_be_open(session: SessionRecord) -> None:
+    """Raises InvalidRequest for a session that takes no more operations."""
+    if session.finished:
+        raise InvalidRequest(f"the session {session.session_id} is finished ({session.finished})", field="session_id")
 
 
 def _place(owner: str, number: int) -> bytes:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from gateway.training.work import Save
 from tests.gateway.fleet_states import BASE
 from tests.gateway.mesh import until
 from tests.gateway.stub_engine import refuse
 from wire.events import Scope
-from wire.outcomes import StorageFull
+from wire.outcomes import InvalidRequest, StorageFull
 
 from .fake_trainer import LIMITS
 from .rig import Rig, datum
@@ -360,6 +361,9 @@ async def test_a_finished_session_s_runs_end_when_their_operations_are_done(rig:
     for told in (await rig.train(run, 2), await rig.ask(f"sessions/{session}/finish", {"reason": {"type": "what"}})):
         assert told.status == 400
     assert "finished (success)" in (await rig.train(run, 2)).json["error"]
+    # nor is one let in that was on its way as the session ended
+    with pytest.raises(InvalidRequest, match="is finished"):
+        await rig.service.journal.accept(run, 2, "default", Save(name="late"))
     await until(lambda: not list(rig.service.journal.changes(run, 0)))
     # what was saved outlives the run
     body = {"session_id": await rig.session(), "model_seq_id": 0, "path": saved["path"], "optimizer": True}
