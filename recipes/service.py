@@ -50,7 +50,9 @@ async def text_of(service: Any, config: Config) -> Text:
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise NotFound(f"tokenizer: {name} can't be loaded ({reason}): name its folder", field="tokenizer") from None
-    return Text(tokenizer, chat=config.chat, stop=config.stop)
+    told = await service.get_server_capabilities_async()
+    context = next((each.max_context_length for each in told.supported_models if each.model_name == config.base), None)
+    return Text(tokenizer, chat=config.chat, stop=config.stop, context=context or 0)
 
 
 def _may_be_fetched(name: str) -> bool:

@@ -15,9 +15,10 @@ from recipes.course import Course
 from recipes.folder import RunFolder, read_metrics
 from recipes.plot import draw
 from recipes.sft import Supervised
-from wire.outcomes import VersionConflict
+from recipes.text import Text
+from wire.outcomes import InvalidRequest, VersionConflict
 
-from .fake_service import TEXT, Crash, Service
+from .fake_service import TEXT, Crash, Service, Tokenizer
 from .items import Silent, config
 
 _TIMED = {"seconds", "tokens_per_s"}
@@ -116,6 +117,20 @@ def test_a_folder_is_one_process_s_at_a_time(tmp_path: Path) -> None:
         other.communicate()
     assert caught.value.field == "out"
     RunFolder(tmp_path / "out", "sft", given)
+
+
+def test_an_item_that_the_base_s_context_can_not_hold_is_told_with_its_line(tmp_path: Path) -> None:
+    text = Text(Tokenizer(), context=8)
+    (tmp_path / "long.jsonl").write_bytes(
+        b'\xef\xbb\xbf{"prompt": "1234", "answer": "5678"}\n{"prompt": "1234", "answer": "56789"}\n'
+    )
+    given = config(Sft, tmp_path, train=str(tmp_path / "long.jsonl"))
+    with pytest.raises(
+        InvalidRequest, match=r"line 2: it has 9 tokens, and the base's context is 8"
+    ):
+        Supervised(given, text)
+    assert text.misfit("1234567") == "" != text.misfit("12345678")
+    assert Text(Tokenizer()).misfit("1" * 1000) == ""
 
 
 async def test_the_picture_has_every_metric(tmp_path: Path) -> None:
