@@ -125,9 +125,7 @@ def test_an_item_that_the_base_s_context_can_not_hold_is_told_with_its_line(tmp_
         b'\xef\xbb\xbf{"prompt": "1234", "answer": "5678"}\n{"prompt": "1234", "answer": "56789"}\n'
     )
     given = config(Sft, tmp_path, train=str(tmp_path / "long.jsonl"))
-    with pytest.raises(
-        InvalidRequest, match=r"line 2: it has 9 tokens, and the base's context is 8"
-    ):
+    with pytest.raises(InvalidRequest, match=r"line 2: it has 9 tokens, and the base's context is 8"):
         Supervised(given, text)
     assert text.misfit("1234567") == "" != text.misfit("12345678")
     assert Text(Tokenizer()).misfit("1" * 1000) == ""
