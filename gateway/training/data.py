@@ -169,7 +169,7 @@ def _datum(place: int, tokens: Array, inputs: Iterator[tuple[str, Array]]) -> Da
         field, kind = known
         if len(values) != len(tokens):
             raise InvalidRequest(f"datum {place}: {name} has {len(values)} values for {len(tokens)} tokens", field=name)
-        fields[field] = _ids(place, name, values) if kind == "<i8" else values.astype(kind).tobytes()
+        fields[field] = _ids(place, name, values) if kind == "<i8" else _floats(place, name, values)
     if "targets" not in fields:
         raise InvalidRequest(f"datum {place} lacks target_tokens", field="target_tokens")
     return msgspec.convert({"tokens": tokens.astype("<i8").tobytes(), **fields}, Datum)
@@ -186,6 +186,14 @@ def _ids(place: int, name: str, values: Array) -> bytes:
     if values.dtype.kind == "f" and not ((values == np.floor(values)) & (abs(values) < _MAX_ID)).all():
         raise InvalidRequest(f"datum {place}: {name} has a value that is no token id", field=name)
     return values.astype("<i8").tobytes()
+
+
+def _floats(place: int, name: str, values: Array) -> bytes:
+    with np.errstate(over="ignore"):
+        held = values.astype("<f4")
+    if (np.isinf(held) & np.isfinite(values)).any():
+        raise InvalidRequest(f"datum {place}: {name} has a value that float32 can't hold", field=name)
+    return held.tobytes()
 
 
 def _check_flat(place: int, name: str, shape: list[int], count: int) -> None:

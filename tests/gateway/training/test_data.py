@@ -64,6 +64,11 @@ def test_token_ids_may_come_as_whole_floats() -> None:
     assert from_json(targets([2.0, 3.0, 4.0])) == from_json(targets([2, 3, 4]))
 
 
+def test_a_number_beyond_float32_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="datum 0: weights has a value that float32 can't hold"):
+        from_json(datum(weights=[1.0, 1e300, 0.0]))
+
+
 def test_a_dtype_that_is_none_is_refused() -> None:
     given_datum = datum()
     given_datum["loss_fn_inputs"]["target_tokens"]["dtype"] = "float99"
