@@ -11,6 +11,7 @@ import numpy as np
 from wire.outcomes import EngineFailed, InvalidRequest
 
 from .answers import EMPTY
+from .settings import TrainingSettings
 from .work import Alternatives, Sample, Sampled, Sequence
 
 _TOKEN = "token_id:"  # noqa: S105 - how the engine spells a token's id in place of its text
@@ -93,18 +94,25 @@ def read_answer(ask: Sample, body: bytes) -> Sampled:
     )
 
 
-def check_sample(ask: Sample) -> None:
+def check_sample(ask: Sample, settings: TrainingSettings) -> None:
     """What is wrong with it before anybody is asked. Raises InvalidRequest that names the field."""
     if not ask.prompt:
         raise InvalidRequest("the prompt is empty", field="prompt")
-    for field, value in (("num_samples", ask.count), ("max_tokens", 1 if ask.max_tokens is None else ask.max_tokens)):
-        if value < 1:
-            raise InvalidRequest(f"{field} is {value}: expected 1 or more", field=field)
+    _check_within("num_samples", ask.count, 1, settings.max_choices)
+    if ask.max_tokens is not None:
+        _check_within("max_tokens", ask.max_tokens, 1, settings.max_generated_tokens // ask.count)
+    _check_within("topk_prompt_logprobs", ask.topk_prompt, 0, settings.max_logprobs)
+    _check_within("topk_sample_logprobs", ask.topk_sample, 0, settings.max_logprobs)
     if ask.last and not (ask.prompt_logprobs and 1 <= ask.last < len(ask.prompt)):
         raise InvalidRequest(
             f"prompt_logprobs_last_n is {ask.last}: it needs prompt_logprobs, and 1 to {len(ask.prompt) - 1}",
             field="prompt_logprobs_last_n",
         )
+
+
+def _check_within(field: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise InvalidRequest(f"{field} is {value}: expected {least} to {most}", field=field)
 
 
 def explained(ask: Sample, why: str) -> str:

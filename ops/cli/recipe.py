@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +47,8 @@ def search(context: typer.Context, config: ConfigFile, report: Report = None, as
 
     wanted = load_search(config)
     client = _client(context)
-    found = run_search(wanted, url=client.url, key=client.key, console=ERR, report=report)
+    with _may_be_stopped():
+        found = run_search(wanted, url=client.url, key=client.key, console=ERR, report=report)
     if as_json:
         tell_json(found._asdict())
         return
@@ -56,6 +59,15 @@ def search(context: typer.Context, config: ConfigFile, report: Report = None, as
         [(policy, which, *(f"{figures[name]:.4g}" for name in names)) for policy, which, figures in rows],
         empty="nothing was found",
     )
+
+
+@contextlib.contextmanager
+def _may_be_stopped() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        ERR.print("stopped; the same command goes on from the last checkpoint")
+        raise
 
 
 def _client(context: typer.Context) -> ApiClient:
@@ -70,7 +82,8 @@ def _run(context: typer.Context, name: str, config: Path, report: Path | None, a
 
     wanted = read(name, config)
     client = _client(context)
-    done = run_recipe(name, wanted, url=client.url, key=client.key, console=ERR, report=report)
+    with _may_be_stopped():
+        done = run_recipe(name, wanted, url=client.url, key=client.key, console=ERR, report=report)
     if as_json:
         tell_json(done)
         return

@@ -46,7 +46,7 @@ async def asample(request: web.Request) -> web.Response:
     given = bodies.decode(body, bodies.Sampling)
     record = _own_sampler(request, given.sampling_session_id)
     ask = _sample_of(given)
-    check_sample(ask)
+    check_sample(ask, shared.settings)
     if shared.samples.pending >= shared.settings.max_pending_samples:
         raise QuotaExceeded("there are as many samples waiting as are taken", retry_after_s=1.0)
     accepted = await shared.journal.accept_sample(record.sampler_id, given.seq_id, record.tenant, ask)

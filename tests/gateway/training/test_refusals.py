@@ -55,6 +55,19 @@ async def test_numbers_that_nothing_can_hold_are_refused_where_they_stand(rig: R
         assert told.json["error"].endswith(f"at `{field}`"), told.body
 
 
+async def test_a_sample_asks_for_no_more_than_the_gateway_lets_one_have(rig: Rig) -> None:
+    name = await sampler(rig, await rig.session())
+    for more, reason in (
+        ({"num_samples": (1 << 63) - 1}, "num_samples is 9223372036854775807: expected 1 to 128"),
+        ({"num_samples": 129}, "num_samples is 129: expected 1 to 128"),
+        ({"sampling_params": {"max_tokens": (1 << 18) + 1}}, "max_tokens is 262145: expected 1 to 262144"),
+        ({"topk_prompt_logprobs": 21}, "topk_prompt_logprobs is 21: expected 0 to 20"),
+        ({"topk_sample_logprobs": -1}, "topk_sample_logprobs is -1: expected 0 to 20"),
+    ):
+        told = await rig.ask("asample", sample(name) | more)
+        assert (told.status, told.json["error"]) == (400, reason)
+
+
 async def test_a_name_that_can_be_none_is_not_found(rig: Rig) -> None:
     for name in ("", "x" * 600):
         assert (await rig.ask("optim_step", {"model_id": name, "seq_id": 1, "adam_params": {}})).status == 404
