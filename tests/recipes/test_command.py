@@ -11,6 +11,7 @@ pytest.importorskip("tinker")
 
 import msgspec
 
+from ops.cli.recipe import _may_be_stopped
 from ops.cli.up import trained
 from ops.config import EngineConfig, load
 from recipes.config import Search, Sft
@@ -50,6 +51,12 @@ def test_a_gateway_that_does_not_answer_is_told_at_once(roost: Roost, tmp_path: 
     (tmp_path / "grpo.toml").write_text('base = "t"\npolicy = "p"\ntrain = "t"\nheld_out = "h"\nout = "o"\n')
     done = roost("recipe", "grpo", "grpo.toml", cwd=tmp_path, url=NOBODY)
     assert done.returncode == 3
+
+
+def test_who_stops_it_is_told_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), _may_be_stopped():
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == "stopped; the same command goes on from the last checkpoint\n"
 
 
 def test_only_a_base_that_is_served_is_trained(roost: Roost, tmp_path: Path) -> None:
