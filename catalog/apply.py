@@ -30,6 +30,7 @@ from wire.events import (
     RevisionPublished,
     RevisionRestored,
     RevisionsRetired,
+    WriterChanged,
 )
 from wire.outcomes import JournalUnavailable
 
@@ -101,6 +102,8 @@ def _change(view: Snapshot, event: Event, body: AnyEvent) -> None:
             policies.drop_forward(view, event, body)
         case LabelsChanged():
             policies.change_labels(view, event, body)
+        case WriterChanged():
+            policies.change_writer(view, event, body)
         case RetentionChanged():
             policies.change_retention(view, event, body)
         case RevisionsRetired():

@@ -144,6 +144,13 @@ def check_uri(uri: str) -> None:
     _check_text(uri, "uri")
 
 
+def check_writer(writer: str) -> None:
+    """Raises InvalidRequest."""
+    if not writer:
+        raise InvalidRequest("writer is empty: it names a training run", field="writer")
+    _check_text(writer, "writer")
+
+
 def check_digests(digests: tuple[str, ...]) -> None:
     """Raises InvalidRequest and TooLarge."""
     if len(digests) > MAX_DIGESTS:

@@ -31,6 +31,7 @@ class PolicyRecord(Record, frozen=True, gc=False):
     ``stable`` is always among the channels, ``latest`` never. ``seeds`` has those of the channels that are split or
     were, but for seed 0. ``former`` are the names that forward to it. ``seq`` is the position of its last event.
     ``before`` has what channels served before, newest last, for rollbacks: of channels that were never moved, nothing.
+    ``writer`` is the training run that publishes to it, empty where none has claimed it.
     """
 
     policy: str
@@ -46,6 +47,7 @@ class PolicyRecord(Record, frozen=True, gc=False):
     former: tuple[str, ...] = ()
     retention: Retention | None = None
     before: dict[str, tuple[tuple[Split, ...], ...]] = {}
+    writer: str = ""
 
 
 class RevisionRecord(Record, frozen=True, gc=False):

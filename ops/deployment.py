@@ -196,7 +196,9 @@ def derive_training(config: RoostConfig, layout: Layout, fingerprints: Mapping[s
         nodes_file=deployment.gateway.nodes_file,
         state_dir=str(layout.training),
         log_dir=str(layout.logs),
+        max_choices=config.gateway.max_choices,
         max_generated_tokens=config.gateway.max_generated_tokens,
+        max_logprobs=config.gateway.max_logprobs,
         curve=_with_peers(deployment.gateway.curve, training.peers),
         **_fields(TrainingTuning, training) | {"tokenizer": tokenizer},
     )

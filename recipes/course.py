@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from wire.outcomes import VersionConflict
+
 from . import service as training
 from .config import Config
 from .folder import Figures, RunFolder
@@ -66,9 +68,15 @@ class Course:
         return before, after
 
     async def advance(self, step: int) -> Figures:
-        """Train up to ``step`` and evaluate there, unless that was done."""
+        """Train up to ``step`` and evaluate there, unless that was done. Raises VersionConflict for what was passed."""
         state = self.folder.state
         if step not in state.evaluations:
+            if step < state.step:
+                raise VersionConflict(
+                    f"out: {self.folder.folder} holds a run that was not looked at after {step} steps, and has taken "
+                    f"{state.step}: name another folder",
+                    field="out",
+                )
             await self._train(step)
             self.folder.evaluated(step, await self._recipe.evaluate(self._client, self._sampler(step)))
         self._watcher.evaluated(step, state.evaluations[step])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,17 +31,24 @@ class Preference(msgspec.Struct, frozen=True):
 T = TypeVar("T", Example, Preference)
 
 
-def read(file: str, kind: type[T], field: str) -> list[T]:
-    """All items of a file. Raises InvalidRequest that names ``field``, the line and what is wrong with it."""
+def read(file: str, kind: type[T], field: str, misfit: Callable[[T], str] | None = None) -> list[T]:
+    """All items of a file. ``misfit`` says of one why it can't be taken, and nothing where it can.
+
+    Raises InvalidRequest that names ``field``, the line and what is wrong with it.
+    """
     decoder = msgspec.json.Decoder(kind)
     items = []
     try:
-        for number, line in enumerate(Path(file).read_bytes().splitlines(), 1):
+        content = Path(file).read_bytes().removeprefix(codecs.BOM_UTF8)
+        for number, line in enumerate(content.splitlines(), 1):
             if line.strip():
                 try:
-                    items.append(decoder.decode(line))
+                    item = decoder.decode(line)
                 except msgspec.DecodeError as error:
                     raise InvalidRequest(f"{field}: {file}, line {number}: {error}", field=field) from None
+                if misfit is not None and (why := misfit(item)):
+                    raise InvalidRequest(f"{field}: {file}, line {number}: {why}", field=field)
+                items.append(item)
     except OSError as error:
         raise InvalidRequest(f"{field}: {file}: {error.strerror}", field=field) from None
     if not items:

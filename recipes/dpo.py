@@ -28,8 +28,12 @@ class Preferring:
         self._config = config
         self._text = text
         self._base = base
-        self._items = read(config.train, Preference, "train")
-        self._held_out = read(config.held_out, Preference, "held_out")[: config.held_out_items or None]
+        self._items = read(config.train, Preference, "train", self._misfit)
+        held_out = read(config.held_out, Preference, "held_out", self._misfit)
+        self._held_out = held_out[: config.held_out_items or None]
+
+    def _misfit(self, item: Preference) -> str:
+        return self._text.misfit(item.prompt, item.chosen, item.rejected)
 
     async def step(self, client: Any, step: int) -> Taken:
         import torch

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -13,6 +14,8 @@ from wire.outcomes import InvalidRequest, VersionConflict
 
 # what may be changed between one start of a run and the next
 _MAY_CHANGE = {"steps", "save_every", "evaluate_every", "out", "train", "held_out", "tokenizer"}
+
+_LOCK = ".lock"
 
 Figures = dict[str, float]
 
@@ -35,16 +38,19 @@ class RunFolder:
     """``state.json``, replaced as a whole, and ``metrics.jsonl``, one line a step."""
 
     def __init__(self, folder: Path, recipe: str, config: msgspec.Struct) -> None:
-        """Raises VersionConflict for a folder that holds another run."""
+        """Raises VersionConflict for a folder that holds another run, or where another process runs this one;
+        InvalidRequest for what can't be a folder.
+        """
         self.folder = folder
         self.metrics = folder / "metrics.jsonl"
         self._file = folder / "state.json"
         told = msgspec.json.decode(msgspec.json.encode(config))
-        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(folder)
         self.state = State(recipe=recipe, config=told)
         if self._file.exists():
             self.state = self._read()
             _check_same(folder, self.state, recipe, told)
+            _check_no_shorter(folder, self.state, told)
             self.state.config = told
         self._cut(self.state.step)
 
@@ -114,6 +120,32 @@ def read_metrics(file: Path) -> list[Figures]:
         except msgspec.DecodeError:
             continue
     return found
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    """The folder's lock, which is this process's for as long as the file is open."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("wb")
+    except OSError as error:
+        raise InvalidRequest(f"out: {folder} can't be a folder: {error.strerror}", field="out") from None
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise VersionConflict(f"out: another process runs in {folder}: let it end", field="out") from None
+    return lock
+
+
+def _check_no_shorter(folder: Path, state: State, told: Mapping[str, Any]) -> None:
+    """What was trained can't be taken back."""
+    steps = told.get("steps", state.step)
+    if steps < state.step:
+        raise VersionConflict(
+            f"out: {folder} holds a run that has taken {state.step} steps, and steps is {steps}: raise it, or name "
+            "another folder",
+            field="steps",
+        )
 
 
 def _check_same(folder: Path, state: State, recipe: str, told: Mapping[str, Any]) -> None:

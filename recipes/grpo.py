@@ -44,8 +44,11 @@ class Reinforced:
         self._text = text
         self._base = base
         self._reward = named(config.reward)
-        self._items = read(config.train, Example, "train")
-        self._held_out = read(config.held_out, Example, "held_out")[: config.held_out_items or None]
+        self._items = read(config.train, Example, "train", self._misfit)
+        self._held_out = read(config.held_out, Example, "held_out", self._misfit)[: config.held_out_items or None]
+
+    def _misfit(self, item: Example) -> str:
+        return self._text.misfit(item.prompt)
 
     async def step(self, client: Any, step: int) -> Taken:
         config = self._config

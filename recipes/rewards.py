@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
+from functools import partial
 
 from wire.outcomes import InvalidRequest
 
@@ -47,7 +48,21 @@ def named(name: str) -> Reward:
         found: Reward = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise InvalidRequest(f"reward: {name}: {error}", field="reward") from None
-    return found
+    if not callable(found):
+        raise InvalidRequest(f"reward: {name} is not a function", field="reward")
+    return partial(_checked, name, found)
+
+
+def _checked(name: str, reward: Reward, example: Example, said: str) -> float:
+    """What a user's own function gives. Raises InvalidRequest for what is no number from 0 to 1."""
+    told = f"reward: {name}, asked about {example.prompt[:80]!r} and {said[:80]!r},"
+    try:
+        worth = float(reward(example, said))
+    except Exception as error:
+        raise InvalidRequest(f"{told} failed: {type(error).__name__}: {error}", field="reward") from error
+    if not 0 <= worth <= 1:
+        raise InvalidRequest(f"{told} gave {worth:g}: expected a number from 0 to 1", field="reward")
+    return worth
 
 
 def _value(text: str) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from wire.outcomes import EngineFailed, InvalidRequest
+from wire.outcomes import InvalidRequest
 
 from . import config as configs
 from .config import Config, Dpo, Grpo, Sft
@@ -34,21 +34,27 @@ class Outcome(msgspec.Struct, frozen=True):
     published: str
 
 
-def run_recipe(name: str, file: Path, *, url: str, key: str, console: Console, report: Path | None = None) -> Outcome:
+def read(name: str, file: Path) -> Config:
+    """The configuration of ``sft``, ``dpo`` or ``grpo`` in ``file``. Raises InvalidRequest that names the field."""
+    return configs.load(file, _KINDS[name])
+
+
+def run_recipe(
+    name: str, config: Config, *, url: str, key: str, console: Console, report: Path | None = None
+) -> Outcome:
     """Run ``sft``, ``dpo`` or ``grpo``, or go on with it, at the gateway ``url``.
 
     Metrics are in ``metrics.jsonl`` of its folder as they come, and in ``metrics.svg`` at the end. A result
     file goes to ``report``.
-    Raises InvalidRequest, NotFound, VersionConflict, and EngineFailed where the training service failed.
+    Raises InvalidRequest, NotFound and VersionConflict for what the caller must mend, as Unauthenticated and Forbidden;
+    EngineFailed where the training service failed.
     """
-    config = configs.load(file, _KINDS[name])
     done: Outcome = asyncio.run(_with_service(url, key, lambda service: _one(name, config, service, console, report)))
     return done
 
 
-def run_search(file: Path, *, url: str, key: str, console: Console, report: Path | None = None) -> Any:
+def run_search(search: configs.Search, *, url: str, key: str, console: Console, report: Path | None = None) -> Any:
     """Run a search, or go on with it; what was found (``search.Found``), which is in ``search.json`` too."""
-    search = configs.load_search(file)
     return asyncio.run(_with_service(url, key, lambda service: _many(search, service, console, report)))
 
 
@@ -62,6 +68,7 @@ async def _with_service(url: str, key: str, work: Callable[[Any], Any]) -> Any:
             ) from None
     import tinker
 
+    from .failures import failure_of
     from .service import connect
 
     service = connect(url, key)
@@ -71,7 +78,7 @@ async def _with_service(url: str, key: str, work: Callable[[Any], Any]) -> Any:
         ended = "success"
         return done
     except tinker.TinkerError as error:
-        raise EngineFailed(f"{error}; the same command goes on from the last checkpoint") from error
+        raise failure_of(error) from error
     finally:
         with contextlib.suppress(tinker.TinkerError, TimeoutError):
             async with asyncio.timeout(_CLOSING_S):

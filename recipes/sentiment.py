@@ -8,6 +8,7 @@ right and a wrong answer (``pairs_train.jsonl``, ...).
 
 from __future__ import annotations
 
+import argparse
 import io
 import random
 import subprocess
@@ -102,4 +103,9 @@ def _write(file: Path, items: list[Example] | list[Preference]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    arguments = argparse.ArgumentParser(prog="python -m recipes.sentiment", description=__doc__.partition("\n")[0])
+    arguments.add_argument("folder", type=Path, metavar="FOLDER", help="where the files are written")
+    try:
+        main(arguments.parse_args().folder)
+    except (OSError, LookupError, subprocess.CalledProcessError) as error:
+        sys.exit(f"error: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import tinker
@@ -12,6 +13,7 @@ from wire.outcomes import NotFound
 from .config import Config
 from .text import Text
 
+_HUB_S = 10.0
 _BETAS = {"beta1": 0.9, "beta2": 0.99}
 
 
@@ -44,8 +46,23 @@ async def text_of(service: Any, config: Config) -> Text:
 
     name = config.tokenizer or config.base
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=not _may_be_fetched(name))
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise NotFound(f"tokenizer: {name} can't be loaded ({reason}): name its folder", field="tokenizer") from None
-    return Text(tokenizer, chat=config.chat, stop=config.stop)
+    told = await service.get_server_capabilities_async()
+    context = next((each.max_context_length for each in told.supported_models if each.model_name == config.base), None)
+    return Text(tokenizer, chat=config.chat, stop=config.stop, context=context or 0)
+
+
+def _may_be_fetched(name: str) -> bool:
+    """Whether there is such a model on the hub: one that is not heard would be asked again for minutes."""
+    from huggingface_hub import model_info
+
+    if Path(name).is_dir():
+        return False
+    try:
+        model_info(name, timeout=_HUB_S)
+    except Exception:  # whatever it fails with: nothing is fetched then
+        return False
+    return True

@@ -28,9 +28,12 @@ class Supervised:
         """Raises InvalidRequest for files that aren't as they should be."""
         self._config = config
         self._text = text
-        self._items = read(config.train, Example, "train")
-        held_out = read(config.held_out, Example, "held_out") if config.held_out else []
+        self._items = read(config.train, Example, "train", self._misfit)
+        held_out = read(config.held_out, Example, "held_out", self._misfit) if config.held_out else []
         self._held_out = held_out[: config.held_out_items or None]
+
+    def _misfit(self, item: Example) -> str:
+        return self._text.misfit(item.prompt, item.answer)
 
     async def step(self, client: Any, step: int) -> Taken:
         items = batch(self._items, step, self._config.batch, self._config.seed)

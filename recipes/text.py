@@ -11,14 +11,17 @@ from wire.outcomes import InvalidRequest
 
 
 class Text:
-    """``tokenizer`` is one of transformers; see ``Config`` for ``chat`` and ``stop``."""
+    """``tokenizer`` is one of transformers; see ``Config`` for ``chat`` and ``stop``. ``context`` is how many tokens
+    the base is trained on at once, 0 where that is not known.
+    """
 
-    def __init__(self, tokenizer: Any, *, chat: bool = False, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, *, chat: bool = False, stop: Sequence[str] = (), context: int = 0) -> None:
         if chat and not getattr(tokenizer, "chat_template", None):
             raise InvalidRequest("chat: the tokenizer has no chat template", field="chat")
         self._tokenizer = tokenizer
         self._chat = chat
         self._stop = list(stop) or None
+        self._context = context
         self.end: int | None = tokenizer.eos_token_id
 
     def prompt(self, text: str) -> list[int]:
@@ -31,6 +34,14 @@ class Text:
     def answer(self, text: str, *, ended: bool = True) -> list[int]:
         """Token ids, with the end token unless ``ended`` is false."""
         return self._tokens(text) + ([self.end] if ended and self.end is not None else [])
+
+    def misfit(self, prompt: str, *answers: str) -> str:
+        """Why a prompt with one of ``answers`` behind it (without any: one token) is too long; empty where none is."""
+        if not self._context:
+            return ""
+        # the last token is a target alone
+        total = len(self.prompt(prompt)) + max((len(self.answer(each)) - 1 for each in answers), default=1)
+        return f"it has {total} tokens, and the base's context is {self._context}" if total > self._context else ""
 
     def read(self, tokens: Sequence[int]) -> str:
         """What was sampled, without the end token."""

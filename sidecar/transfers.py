@@ -54,7 +54,8 @@ class Transfers:
         self._loads = loads
         self._known = known
         self._transfers: dict[str, _Transfer] = {}
-        self._bound: dict[str, _Transfer] = {}
+        # by digest and policy: two policies may come to the very same bytes
+        self._bound: dict[str, dict[str, _Transfer]] = {}
         # by policy, when and for what a slot is to be made free for its next revision
         self._untidy: dict[str, tuple[float, _Transfer]] = {}
 
@@ -87,8 +88,8 @@ class Transfers:
 
     def announced(self, event: RevisionOffered, now: float) -> bool:
         """An event names a digest: whether it came, or comes, by a transfer."""
-        transfer = self._bound.get(event.digest)
-        if transfer is None or transfer.offer.policy != event.policy:
+        transfer = self._bound.get(event.digest, {}).get(event.policy)
+        if transfer is None:
             return False
         transfer.announced = True
         self._install(transfer, now)
@@ -103,13 +104,15 @@ class Transfers:
             key = _key(event.transfer)
             self._state.effects.append(ClearExtent(digest=key, extent=self._state.cache.extent(key)))
             self._state.cache.discard(key)
-        else:
-            self._state.cache.completed(event.digest, now)
-            self._state.counts["pulled"] += 1
-            self._state.arrived_bytes["trainer"] += transfer.offer.size
-            self._state.digest_changed(event.digest)
-            self._seat(event.digest, now)
-        self._install(transfer, now)
+            self._install(transfer, now)
+            return
+        self._state.cache.completed(event.digest, now)
+        self._state.counts["pulled"] += 1
+        self._state.arrived_bytes["trainer"] += transfer.offer.size
+        self._state.digest_changed(event.digest)
+        self._seat(event.digest, now)
+        for bound in tuple(self._bound.get(event.digest, {}).values()):
+            self._install(bound, now)
 
     def pull_failed(self, event: PullFailed, now: float) -> None:
         """Nobody writes to the extent any more, and its bytes are worth nothing."""
@@ -117,7 +120,8 @@ class Transfers:
         key = transfer.digest if transfer.ours else _key(event.transfer)
         self._state.counts["pulls_failed"] += not transfer.cancelled
         if transfer.ours:
-            self._unbind(transfer)
+            # nor did they come for another policy that had waited for them
+            self._bound.pop(transfer.digest, None)
             self._state.digest_changed(transfer.digest)
             for load in self._state.queue.still(self._fetching(transfer.digest)):
                 self._loads.bounce(load, now)
@@ -153,7 +157,7 @@ class Transfers:
             self._state.cache.rename(_key(name), digest)
             self._state.digest_changed(digest)
         self._known.note(transfer.offer.policy, transfer.tenant, digest)
-        self._bound[digest] = transfer
+        self._bound.setdefault(digest, {})[transfer.offer.policy] = transfer
         self._forget_old()
 
     def _cancel(self, name: str, transfer: _Transfer) -> None:
@@ -202,8 +206,11 @@ class Transfers:
             self._unbind(self._transfers.pop(name))
 
     def _unbind(self, transfer: _Transfer) -> None:
-        if self._bound.get(transfer.digest) is transfer:
-            del self._bound[transfer.digest]
+        bound = self._bound.get(transfer.digest, {})
+        if bound.get(transfer.offer.policy) is transfer:
+            del bound[transfer.offer.policy]
+            if not bound:
+                del self._bound[transfer.digest]
 
 
 def _key(transfer: str) -> str:

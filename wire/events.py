@@ -155,6 +155,13 @@ class LabelsChanged(EventBody, frozen=True):
     removed: tuple[str, ...] = ()
 
 
+class WriterChanged(EventBody, frozen=True):
+    """``writer`` is the training run that publishes to ``policy`` from now on, and no other run does."""
+
+    policy: str
+    writer: str
+
+
 class RetentionChanged(EventBody, frozen=True):
     """Without a ``retention`` every revision is kept."""
 
@@ -231,6 +238,7 @@ AnyEvent = (
     | RecordReleased
     | ArtifactsCondemned
     | ArtifactsRemoved
+    | WriterChanged
 )
 
 

@@ -47,7 +47,8 @@ class CreatePolicy(Command, frozen=True, kw_only=True):
 class PublishRevision(Command, frozen=True, kw_only=True):
     """The artifact must lie in the store. Publishing the digest that ``latest`` has returns that revision.
 
-    With ``create_over`` set, a policy that does not exist yet is created over that base first.
+    With ``create_over`` set, a policy that does not exist yet is created over that base first. A training run says that
+    it is the ``writer``: where another has claimed the policy since, that is a version conflict.
     """
 
     policy: str
@@ -55,6 +56,14 @@ class PublishRevision(Command, frozen=True, kw_only=True):
     provenance: Provenance = Provenance()
     create_over: str = ""
     expected_version: int | None = None
+    writer: str = ""
+
+
+class ClaimPolicy(Command, frozen=True, kw_only=True):
+    """The training run ``writer`` publishes to the policy from now on, in the place of the one that did. Idempotent."""
+
+    policy: str
+    writer: str
 
 
 class MoveChannel(Command, frozen=True, kw_only=True):
@@ -318,6 +327,7 @@ AnyCommand = (
     | RemoveArtifacts
     | ImportRevisions
     | ReportInUse
+    | ClaimPolicy
 )
 
 

@@ -25,6 +25,7 @@ from .agent import CONTROL_VARIABLE
 from .rank import RankSettings, endpoint_of
 
 _LOG_TAIL_BYTES = 4096
+_SOCKETS_PREFIX = "roost-trainer-"
 _END_S = 5.0
 
 
@@ -55,6 +56,7 @@ class RankProcesses:
     def __init__(self, settings: TrainerSettings, *, state_dir: Path, log_dir: Path) -> None:
         self._settings = settings
         self._scratch = state_dir / "scratch"
+        self._sockets_link = state_dir / "sockets"
         self.log = log_dir / f"trainer-{settings.name}.log"
         self._process: asyncio.subprocess.Process | None = None
         self._sockets: Path | None = None
@@ -132,8 +134,7 @@ class RankProcesses:
         settings = self._settings
         if importlib.util.find_spec("megatron") is None:
             raise EngineFailed(f"trainer {settings.name}: megatron-core is not installed (extra: megatron)")
-        # a short path of its own: those of sockets are bounded to some hundred characters
-        self._sockets = Path(tempfile.mkdtemp(prefix="roost-trainer-"))
+        self._sockets = _socket_folder(self._sockets_link)
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._scratch.mkdir(parents=True)
         file = self._sockets / "settings.json"
@@ -163,3 +164,19 @@ class RankProcesses:
             )
             for rank in range(settings.world_size)
         ]
+
+
+def _socket_folder(link: Path) -> Path:
+    """A short path: those of sockets are bounded to some hundred characters.
+
+    ``link`` points to it from now on, and did to what an earlier life left when it was killed, which goes.
+    """
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.is_symlink():
+        left = link.readlink()
+        if left.name.startswith(_SOCKETS_PREFIX):
+            shutil.rmtree(left, ignore_errors=True)
+        link.unlink()
+    folder = Path(tempfile.mkdtemp(prefix=_SOCKETS_PREFIX))
+    link.symlink_to(folder)
+    return folder

@@ -12,6 +12,7 @@ from wire.events import (
     PolicyRenamed,
     RetentionChanged,
     Split,
+    WriterChanged,
 )
 
 from ..layout import label_prefix, numbered_prefix, text_key
@@ -100,6 +101,10 @@ def change_labels(view: Snapshot, event: Event, body: LabelsChanged) -> None:
     _unindex(view, record)
     _index(view, changed)
     put_policy(view, event, changed)
+
+
+def change_writer(view: Snapshot, event: Event, body: WriterChanged) -> None:
+    put_policy(view, event, replace(policy_of(view, event, body.policy), writer=body.writer))
 
 
 def change_retention(view: Snapshot, event: Event, body: RetentionChanged) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from wire.registrar import (
     AddBase,
     ChangeLabels,
+    ClaimPolicy,
     CondemnArtifacts,
     CreateKey,
     CreatePolicy,
@@ -42,6 +43,7 @@ __all__ = ["ArtifactSizes", "Decision", "WriteCommand", "decide"]
 WriteCommand = (
     AddBase
     | CreatePolicy
+    | ClaimPolicy
     | PublishRevision
     | MoveChannel
     | Promote
@@ -69,6 +71,7 @@ WriteCommand = (
 _DECIDERS: dict[type[WriteCommand], Callable[[Any, Context], Decision]] = {
     AddBase: bases.add,
     CreatePolicy: policies.create,
+    ClaimPolicy: policies.claim,
     PublishRevision: revisions.publish,
     MoveChannel: channels.move,
     Promote: channels.promote,

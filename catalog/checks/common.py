@@ -46,6 +46,12 @@ def must_be_over(known: PolicyRecord, base: str, field: str) -> None:
         raise VersionConflict(f"policy {known.policy} is over base {known.base}, not {base}", field=field)
 
 
+def must_write(known: PolicyRecord, writer: str) -> None:
+    """A policy that no run has claimed is anybody's."""
+    if known.writer not in ("", writer):
+        raise VersionConflict(f"{known.policy} is written by {known.writer} since: {writer} can't", field="writer")
+
+
 def known_revision(known: PolicyRecord, number: int, view: Snapshot, field: str) -> RevisionRecord:
     """A revision of the policy, retired or not. Raises NotFound."""
     # revisions are numbered from 1 without gaps

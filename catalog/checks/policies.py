@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from wire.events import ForwardDropped, LabelsChanged, PolicyCreated, PolicyRenamed, PolicyRestored, PolicyRetired
+from wire.events import (
+    ForwardDropped,
+    LabelsChanged,
+    PolicyCreated,
+    PolicyRenamed,
+    PolicyRestored,
+    PolicyRetired,
+    WriterChanged,
+)
 from wire.outcomes import InvalidRequest, NotFound, VersionConflict
-from wire.registrar import ChangeLabels, CreatePolicy, DropForward, RenamePolicy, RestorePolicy, RetirePolicy
+from wire.registrar import (
+    ChangeLabels,
+    ClaimPolicy,
+    CreatePolicy,
+    DropForward,
+    RenamePolicy,
+    RestorePolicy,
+    RetirePolicy,
+)
 
 from .. import inputs
 from ..names import check_base, check_policy
@@ -81,6 +97,14 @@ def change_labels(command: ChangeLabels, context: Context) -> Decision:
     if len((known.labels.keys() | labels.keys()) - set(removed)) > inputs.MAX_LABELS:
         raise InvalidRequest(f"a policy may have {inputs.MAX_LABELS} labels", field="labels")
     return Decision((LabelsChanged(known.policy, labels, removed),), known.policy, known.latest)
+
+
+def claim(command: ClaimPolicy, context: Context) -> Decision:
+    known = live_policy(command.policy, context.view, None)
+    inputs.check_writer(command.writer)
+    if known.writer == command.writer:
+        return _done(known)
+    return Decision((WriterChanged(known.policy, command.writer),), known.policy, known.latest)
 
 
 def name_is_free(name: str, view: Snapshot, field: str) -> None:

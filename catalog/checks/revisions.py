@@ -16,6 +16,7 @@ from .common import (
     live_policy,
     must_be_over,
     must_live,
+    must_write,
     no_policy,
 )
 from .decision import Context, Decision
@@ -47,6 +48,8 @@ def publish(command: PublishRevision, context: Context) -> Decision:
     newest = view.revision(name, latest) if latest else None
     if newest is not None and newest.artifact.digest == facts.digest:
         return Decision((), name, latest, facts.digest)
+    if command.writer and known is not None:
+        must_write(known, command.writer)
     number = latest + 1
     published = RevisionPublished(name, number, facts, command.provenance)
     return Decision((*created, published), name, number, facts.digest)

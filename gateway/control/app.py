@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 from aiohttp import web
 
+from catalog.names import shown
 from gateway.http import error_answer, error_body
 from wire.outcomes import InvalidRequest, NotFound, RoostError, TooLarge
 
@@ -67,6 +68,7 @@ async def _only_post(request: web.Request) -> web.StreamResponse:
 @web.middleware
 async def _tell_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
+        _check_encoding(request)
         return await handler(request)
     except RoostError as error:
         return error_response(error, operator=not error.public and _operates(request))
@@ -81,6 +83,14 @@ async def _tell_errors(request: web.Request, handler: _Handler) -> web.StreamRes
         _log.exception("%s %s failed", request.method, request.path[:200])
         body = error_body("internal_error", "the gateway failed")
         return web.Response(status=500, content_type="application/json", body=body)
+
+
+def _check_encoding(request: web.Request) -> None:
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise InvalidRequest(
+            f"Content-Encoding {shown(encoding)} is not taken: send the body as it is", field="Content-Encoding"
+        )
 
 
 def _named(error: web.HTTPException, request: web.Request) -> RoostError:

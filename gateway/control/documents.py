@@ -45,7 +45,9 @@ class PublishedDocument(CommittedDocument, frozen=True):
 
 
 class PolicyDocument(Document, frozen=True):
-    """A policy. A channel with an empty target follows ``latest``; ``former`` names forward to the policy."""
+    """A policy. A channel with an empty target follows ``latest``; ``former`` names forward to the policy. ``writer``
+    is the training run that publishes to it, empty where none does.
+    """
 
     policy: str
     base: str
@@ -58,6 +60,7 @@ class PolicyDocument(Document, frozen=True):
     retention: Retention | None
     retired: bool
     created_ms: int
+    writer: str
 
 
 class RevisionDocument(Document, frozen=True):

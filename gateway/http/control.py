@@ -147,6 +147,7 @@ def control_runner(app: web.Application, limits: HttpLimits) -> web.AppRunner:
     """A runner whose server makes protocols for lanes."""
     return web.AppRunner(
         app,
+        auto_decompress=False,
         access_log_class=_AnswerEnds,
         access_log=log,
         keepalive_timeout=_NEVER_S,

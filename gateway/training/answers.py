@@ -24,6 +24,8 @@ from .work import (
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
+# the log-probability of a cell of alternatives that holds nothing
+EMPTY = -99999.0
 # what every output of ours is called: a record of arrays
 _OUTPUT_TYPE = "ArrayRecord"
 
@@ -107,10 +109,6 @@ def _rows(given: Alternatives) -> list[list[tuple[int, float]] | None]:
         for ids, numbers in zip(tokens, logprobs, strict=True)
     ]
     return [row or None for row in rows]
-
-
-EMPTY = -99999.0
-"""The log-probability of a cell that holds nothing."""
 
 
 def _sampled_protobuf(result: Sampled) -> bytes:

@@ -11,9 +11,13 @@ import numpy as np
 from wire.outcomes import EngineFailed, InvalidRequest
 
 from .answers import EMPTY
+from .settings import TrainingSettings
 from .work import Alternatives, Sample, Sampled, Sequence
 
 _TOKEN = "token_id:"  # noqa: S105 - how the engine spells a token's id in place of its text
+
+
+_NO_ROOM = "max_tokens must be at least 1"
 
 
 class _Logprob(msgspec.Struct):
@@ -90,18 +94,34 @@ def read_answer(ask: Sample, body: bytes) -> Sampled:
     )
 
 
-def check_sample(ask: Sample) -> None:
+def check_sample(ask: Sample, settings: TrainingSettings) -> None:
     """What is wrong with it before anybody is asked. Raises InvalidRequest that names the field."""
     if not ask.prompt:
         raise InvalidRequest("the prompt is empty", field="prompt")
-    for field, value in (("num_samples", ask.count), ("max_tokens", 1 if ask.max_tokens is None else ask.max_tokens)):
-        if value < 1:
-            raise InvalidRequest(f"{field} is {value}: expected 1 or more", field=field)
+    _check_within("num_samples", ask.count, 1, settings.max_choices)
+    if ask.max_tokens is not None:
+        _check_within("max_tokens", ask.max_tokens, 1, settings.max_generated_tokens // ask.count)
+    _check_within("topk_prompt_logprobs", ask.topk_prompt, 0, settings.max_logprobs)
+    _check_within("topk_sample_logprobs", ask.topk_sample, 0, settings.max_logprobs)
     if ask.last and not (ask.prompt_logprobs and 1 <= ask.last < len(ask.prompt)):
         raise InvalidRequest(
             f"prompt_logprobs_last_n is {ask.last}: it needs prompt_logprobs, and 1 to {len(ask.prompt) - 1}",
             field="prompt_logprobs_last_n",
         )
+
+
+def _check_within(field: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise InvalidRequest(f"{field} is {value}: expected {least} to {most}", field=field)
+
+
+def explained(ask: Sample, why: str) -> str:
+    """An engine that has no room behind a prompt finds fault with a number that nobody gave."""
+    if _NO_ROOM in why and (ask.max_tokens is None or ask.max_tokens > 0):
+        return (
+            f"the prompt's {len(ask.prompt)} tokens fill the engine's context: there is no room to sample one behind it"
+        )
+    return why
 
 
 def _sequence(choice: _Choice, topk: int) -> Sequence:

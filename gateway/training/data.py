@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,14 +26,19 @@ _INPUTS = {
     "logprobs": ("logprobs", "<f4"),
     "advantages": ("advantages", "<f4"),
 }
+_MAX_ID = 1 << 31
+_JSON_DTYPES = ("float32", "int64", "int32", "bfloat16")
 _NUMPY = {schema.FLOAT32: "<f4", schema.INT64: "<i8", schema.INT32: "<i4"}
+
+
+Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
 
 class TextChunk(msgspec.Struct, frozen=True):
     """A piece of a prompt or a sequence. ``type`` says what it is; only encoded text is taken."""
 
     type: str = "encoded_text"
-    tokens: tuple[int, ...] | None = None
+    tokens: tuple[Token, ...] | None = None
 
 
 class ModelInput(msgspec.Struct, frozen=True):
@@ -110,7 +115,7 @@ def _train(data: tuple[Datum, ...], kind: str, config: Mapping[str, float | str]
     numbers: dict[str, float] = {}
     for name, value in config.items():
         if isinstance(value, str):
-            raise InvalidRequest(f"loss_fn_config.{shown(name)} must be a number", field="loss_fn_config")
+            raise InvalidRequest(f"loss_fn_config: {shown(name)} must be a number", field="loss_fn_config")
         numbers[name] = value
     return Train(batch=Batch(data, (Loss(kind, numbers),)), forward_only=forward_only)
 
@@ -127,11 +132,12 @@ def _from_protobuf(place: int, datum: Any) -> Datum:
         for name, tensor in datum.loss_fn_inputs.items():
             if tensor.WhichOneof("choice") != "dense":
                 raise _sparse(place, name)
-            _check_flat(place, name, list(tensor.shape))
             kind = _NUMPY.get(tensor.dtype)
             if kind is None:
                 raise InvalidRequest(f"datum {place}: {name} has dtype {tensor.dtype}", field=name)
-            yield name, _numbers(place, name, tensor.dense, kind)
+            values = _numbers(place, name, tensor.dense, kind)
+            _check_flat(place, name, list(tensor.shape), len(values))
+            yield name, values
 
     return _datum(place, tokens, inputs())
 
@@ -143,7 +149,9 @@ def _from_json(place: int, datum: JsonDatum) -> Datum:
         for name, tensor in datum.loss_fn_inputs.items():
             if tensor.sparse_crow_indices is not None:
                 raise _sparse(place, name)
-            _check_flat(place, name, tensor.shape or [len(tensor.data)])
+            if tensor.dtype not in _JSON_DTYPES:
+                raise InvalidRequest(f"datum {place}: {name} has dtype {shown(tensor.dtype)}", field=name)
+            _check_flat(place, name, tensor.shape or [], len(tensor.data))
             yield name, np.asarray(tensor.data)
 
     return _datum(place, tokens, inputs())
@@ -161,7 +169,7 @@ def _datum(place: int, tokens: Array, inputs: Iterator[tuple[str, Array]]) -> Da
         field, kind = known
         if len(values) != len(tokens):
             raise InvalidRequest(f"datum {place}: {name} has {len(values)} values for {len(tokens)} tokens", field=name)
-        fields[field] = values.astype(kind).tobytes()
+        fields[field] = _ids(place, name, values) if kind == "<i8" else _floats(place, name, values)
     if "targets" not in fields:
         raise InvalidRequest(f"datum {place} lacks target_tokens", field="target_tokens")
     return msgspec.convert({"tokens": tokens.astype("<i8").tobytes(), **fields}, Datum)
@@ -173,9 +181,27 @@ def _numbers(place: int, name: str, raw: bytes, kind: str) -> Array:
     return np.frombuffer(raw, kind)
 
 
-def _check_flat(place: int, name: str, shape: list[int]) -> None:
+def _ids(place: int, name: str, values: Array) -> bytes:
+    """Token ids, which some clients send as floats, as int64 bytes."""
+    if values.dtype.kind == "f" and not ((values == np.floor(values)) & (abs(values) < _MAX_ID)).all():
+        raise InvalidRequest(f"datum {place}: {name} has a value that is no token id", field=name)
+    return values.astype("<i8").tobytes()
+
+
+def _floats(place: int, name: str, values: Array) -> bytes:
+    with np.errstate(over="ignore"):
+        held = values.astype("<f4")
+    if (np.isinf(held) & np.isfinite(values)).any():
+        raise InvalidRequest(f"datum {place}: {name} has a value that float32 can't hold", field=name)
+    return held.tobytes()
+
+
+def _check_flat(place: int, name: str, shape: list[int], count: int) -> None:
+    """``shape``, where it is given, is of ``count`` values, one a position."""
     if len(shape) > 1 and math.prod(shape[1:]) != 1:
         raise InvalidRequest(f"datum {place}: {name} has shape {shape}: one value a position is taken", field=name)
+    if shape and shape[0] != count:
+        raise InvalidRequest(f"datum {place}: {name} has shape {shape} and {count} values", field=name)
 
 
 def _sparse(place: int, name: str) -> InvalidRequest:

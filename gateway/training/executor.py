@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import shutil
 import time
@@ -12,6 +13,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from backends.trainer import TrainerBackend
+from catalog.checks.common import must_write
+from gateway.catalog_source import CatalogSource
 from packer.modules import EXPERT_PATHS, SHARED_PATHS
 from wire.outcomes import InvalidRequest, NotFound, VersionConflict
 from wire.trainer import Outputs
@@ -61,6 +64,7 @@ class Executor:
         trainees: Trainees,
         publisher: Publisher,
         retention: Retention,
+        catalog: CatalogSource,
         folder: Path,
         *,
         revision_dtype: str,
@@ -69,9 +73,13 @@ class Executor:
         self._trainees = trainees
         self._publisher = publisher
         self._retention = retention
+        self._catalog = catalog
         self._checkpoints = folder / "checkpoints"
         self._exports = folder / "exports"
         self._dtype = revision_dtype
+        # by run, the checkpoint that it writes until its result is recorded: nobody removes that meanwhile
+        self._saving: dict[str, str] = {}
+        self._removing = asyncio.Lock()
         # what an earlier life was writing when it ended
         shutil.rmtree(self._exports, ignore_errors=True)
         self._exports.mkdir(parents=True, mode=0o700)
@@ -123,7 +131,6 @@ class Executor:
         made = replace(run, targets=targets)
         await trainer.create_policy(spec_of(made))
         await self._publisher.create(made)
-        await self._journal.claim(made.policy, made.model_id)
         return made
 
     async def _train(self, run: RunRecord, ask: Train, more: Callable[[], bool]) -> Done:
@@ -150,6 +157,8 @@ class Executor:
         if not ask.overwrite and self._journal.saved(path) is not None:
             raise InvalidRequest(f"{path} is there already: overwrite it, or choose another name", field="path")
         folder = self._checkpoints / run.model_id / ask.name
+        async with self._removing:
+            self._saving[run.model_id] = path
         async with self._trainees.turn(run, Stage.RESULT, more) as trainer:
             await trainer.save_state(run.model_id, folder, with_optimizer=True)
         await self._publisher.retain(run, path)
@@ -165,9 +174,10 @@ class Executor:
         return Done(Loaded(path=ask.path, model_id=run.model_id), Effects(loaded, change=True))
 
     async def _save_for_sampler(self, run: RunRecord, ask: SaveForSampler, more: Callable[[], bool]) -> Done:
-        writer = self._journal.writer(run.policy)
-        if writer != run.model_id:
-            raise VersionConflict(f"{run.policy} is written by {writer} since: {run.model_id} can't", field="model_id")
+        policy = self._catalog.view().policy(run.policy)
+        if policy is not None:
+            must_write(policy, run.model_id)
+        self._check_sampler(run, ask)
         path = str(SavedPath(run.model_id, SAMPLER_WEIGHTS, ask.name)) if ask.name else ""
         file = self._exports / secrets.token_hex(8)
         async with self._publisher.publication(run, file) as publication:
@@ -186,6 +196,19 @@ class Executor:
             self._retention.bound(sampler)
         return Done(SavedForSampler(path=path, sampler=ask.sampler), Effects(run, saved=saved, sampler=sampler))
 
+    def _check_sampler(self, run: RunRecord, ask: SaveForSampler) -> None:
+        """A sampling session is bound to another revision only where it follows its run. Raises VersionConflict."""
+        known = self._journal.sampler(ask.sampler)
+        if known is not None and not (ask.follows and known.follows == run.model_id):
+            raise VersionConflict(
+                f"the sampling session {ask.sampler} is there already, on something else",
+                field="sampling_session_seq_id",
+            )
+
+    def recorded(self, model_id: str) -> None:
+        """What the run's last operation came to is in the journal."""
+        self._saving.pop(model_id, None)
+
     async def end(self, run: RunRecord) -> None:
         """The trainer forgets the run; what it saved and published stays."""
         await self._trainees.remove(run)
@@ -200,16 +223,20 @@ class Executor:
         return saved
 
     async def expire(self, now_ms: int) -> None:
-        """Remove the checkpoints whose time is over, bytes last.
+        """Remove the checkpoints whose time is over, bytes last. One that is being written anew is left alone.
 
         Raises JournalUnavailable where the catalog can't be told: they are there until it can be.
         """
-        for saved in self._journal.expired(now_ms):
-            if saved.folder:
-                await self._publisher.release(saved, "training")
-        for saved in await self._journal.drop_saved(now_ms):
-            if saved.folder:
-                shutil.rmtree(saved.folder, ignore_errors=True)
+        async with self._removing:
+            anew = set(self._saving.values())
+            expired = [saved for saved in self._journal.expired(now_ms) if saved.path not in anew]
+            for saved in expired:
+                if saved.folder:
+                    await self._publisher.release(saved)
+            await self._journal.drop_saved(expired)
+            for saved in expired:
+                if saved.folder:
+                    await asyncio.to_thread(shutil.rmtree, saved.folder, ignore_errors=True)
 
 
 def _trained(outputs: Outputs) -> Trained:

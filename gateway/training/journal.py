@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from wire.outcomes import NotFound, Retired, VersionConflict
+from wire.outcomes import InvalidRequest, NotFound, Retired, VersionConflict
 
 from .records import OperationRecord, RunRecord, SamplerRecord, SavedRecord, SessionRecord
 from .store import Store, Txn
@@ -85,19 +85,21 @@ class Journal:
             found = (self._store.samplers.get(txn, key.decode()) for key, _ in self._store.held.items(txn))
             return [sampler for sampler in found if sampler is not None]
 
+    def holder(self, sampler_id: str) -> SamplerRecord | None:
+        """The sampling session, if a revision is kept for it."""
+        with self._store.read() as txn:
+            if self._store.held.get(txn, sampler_id.encode()) is None:
+                return None
+            return self._store.samplers.get(txn, sampler_id)
+
     def saved(self, path: str) -> SavedRecord | None:
         with self._store.read() as txn:
             return self._store.saved.get(txn, path)
 
     def expired(self, now_ms: int) -> list[SavedRecord]:
-        """What ``drop_saved`` would forget."""
+        """What was saved for a time that is over."""
         with self._store.read() as txn:
-            return self._expired(txn, now_ms)
-
-    def writer(self, policy: str) -> str:
-        """The run that writes ``policy``; empty where none does."""
-        with self._store.read() as txn:
-            return (self._store.writers.get(txn, policy.encode()) or b"").decode()
+            return [each for each in self._store.saved.values(txn) if 0 < each.expires_ms <= now_ms]
 
     def operation(self, request_id: str) -> OperationRecord | None:
         with self._store.read() as txn:
@@ -169,9 +171,10 @@ class Journal:
         await self.forget_changes(model_id, _ALL)
 
     async def begin_run(self, run: RunRecord, ask: TrainingAsk) -> Accepted:
-        """A run and the operation that makes it, which is its operation 0. Raises VersionConflict."""
+        """A run and the operation that makes it, which is its operation 0. Raises VersionConflict, InvalidRequest."""
 
         def change(txn: Txn) -> Accepted:
+            self._check_open(txn, run.session_id)
             accepted = self._accept(txn, run.model_id, 0, run.tenant, encode(ask), passed=0)
             if accepted.new:
                 self._store.runs.put(txn, run.model_id, run)
@@ -180,13 +183,16 @@ class Journal:
         return await self._store.commit(change)
 
     async def accept(self, model_id: str, seq: int, tenant: str, ask: TrainingAsk) -> Accepted:
-        """Log a run's operation. Raises NotFound; VersionConflict where another has its place."""
+        """Log a run's operation. Raises NotFound; VersionConflict where another has its place; InvalidRequest for one
+        whose session is finished.
+        """
         encoded = encode(ask)
 
         def change(txn: Txn) -> Accepted:
             run = self._store.runs.get(txn, model_id)
             if run is None:
                 raise NotFound(f"there is no run {model_id}", field="model_id")
+            self._check_open(txn, run.session_id)
             return self._accept(txn, model_id, seq, tenant, encoded, passed=run.next_seq)
 
         return await self._store.commit(change)
@@ -244,10 +250,6 @@ class Journal:
 
         return await self._store.commit(change)
 
-    async def claim(self, policy: str, model_id: str) -> None:
-        """``model_id`` writes ``policy`` from now on, and no other run."""
-        await self._store.commit(lambda txn: self._store.writers.put(txn, policy.encode(), model_id.encode()))
-
     async def forget_changes(self, model_id: str, upto: int) -> None:
         """What changes up to number ``upto`` asked for is not needed again."""
         known = [(number, request_id) for number, request_id in self.changes(model_id, 0) if number <= upto]
@@ -261,16 +263,16 @@ class Journal:
 
         await self._store.commit(change)
 
-    async def drop_saved(self, now_ms: int) -> list[SavedRecord]:
-        """Forget what has expired, and tell what that was."""
+    async def drop_saved(self, records: list[SavedRecord]) -> None:
+        """Forget these; what has been saved in the place of one stays."""
 
-        def change(txn: Txn) -> list[SavedRecord]:
-            expired = self._expired(txn, now_ms)
-            for record in expired:
-                self._store.saved.delete(txn, record.path)
-            return expired
+        def change(txn: Txn) -> None:
+            for record in records:
+                if self._store.saved.get(txn, record.path) == record:
+                    self._store.saved.delete(txn, record.path)
 
-        return await self._store.commit(change)
+        if records:
+            await self._store.commit(change)
 
     async def prune(self, before_ms: int) -> int:
         """Drop results that are older; samples altogether, so that they can be asked for anew. Returns how many."""
@@ -292,6 +294,12 @@ class Journal:
 
         return await self._store.commit(change)
 
+    def _check_open(self, txn: Txn, session_id: str) -> None:
+        """Within the transaction: what is let in behind a finish would be of a run that nobody ends."""
+        session = self._store.sessions.get(txn, session_id)
+        if session is not None:
+            must_be_open(session)
+
     def _accept(self, txn: Txn, owner: str, seq: int, tenant: str, encoded: bytes, *, passed: int) -> Accepted:
         mark = fingerprint(encoded)
         known = self._store.places.get(txn, _place(owner, seq))
@@ -309,9 +317,6 @@ class Journal:
         self._store.places.put(txn, _place(owner, seq), key)
         self._store.pending.put(txn, key, b"")
         return Accepted(operation, True)
-
-    def _expired(self, txn: Txn, now_ms: int) -> list[SavedRecord]:
-        return [each for each in self._store.saved.values(txn) if 0 < each.expires_ms <= now_ms]
 
     def _waiting(self, txn: Txn, run: RunRecord) -> Iterator[OperationRecord]:
         """The operations of a run that have no result, in order."""
@@ -344,6 +349,12 @@ class Journal:
             self._store.saved.put(txn, effects.saved.path, effects.saved)
         if effects.sampler is not None:
             self._store.samplers.put(txn, effects.sampler.sampler_id, effects.sampler)
+
+
+def must_be_open(session: SessionRecord) -> None:
+    """Raises InvalidRequest for a session that takes no more operations."""
+    if session.finished:
+        raise InvalidRequest(f"the session {session.session_id} is finished ({session.finished})", field="session_id")
 
 
 def _place(owner: str, number: int) -> bytes:

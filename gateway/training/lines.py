@@ -122,6 +122,7 @@ class Lines:
             done = Done(result, Effects(run))
         moved = replace(done.effects.run, next_seq=operation.seq + 1)
         await self._journal.resolve(operation, done.result, done.effects._replace(run=moved))
+        self._executor.recorded(run.model_id)
 
     async def _end(self, model_id: str) -> None:
         run = self._journal.run(model_id)

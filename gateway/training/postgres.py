@@ -284,8 +284,9 @@ class PostgresStore(Store):
         connection = await self._connected()
         async with connection.transaction(isolation="read_committed"):
             rows = connection.cursor(
-                "SELECT kind, key, record FROM roost_training.records WHERE service = $1",
+                "SELECT kind, key, record FROM roost_training.records WHERE service = $1 AND kind = ANY($2)",
                 self._name,
+                list(self.tables),
                 prefetch=_ROWS_AT_ONCE,
             )
             async for row in rows:

@@ -14,7 +14,7 @@ from catalog.checks import WriteCommand
 from catalog.client import RegistrarClient
 from wire.events import ArtifactFacts, Provenance, RecordKind, TrainingRecord
 from wire.outcomes import JournalUnavailable, NotFound
-from wire.registrar import Committed, CreatePolicy, PublishRevision, ReleaseRecord, RetainRecord
+from wire.registrar import ClaimPolicy, Committed, CreatePolicy, PublishRevision, ReleaseRecord, RetainRecord
 
 from .copying import FollowingCopy
 from .records import RunRecord, SamplerRecord, SavedRecord
@@ -63,7 +63,12 @@ class Publication:
         provenance = Provenance(source=source, format=self._publisher.format, run=run.model_id, step=run.step)
         committed = await self._publisher.run(
             PublishRevision(
-                actor=run.key_id, policy=run.policy, artifact=facts, provenance=provenance, create_over=run.base
+                actor=run.key_id,
+                policy=run.policy,
+                artifact=facts,
+                provenance=provenance,
+                create_over=run.base,
+                writer=run.model_id,
             )
         )
         self._clock.ended("event")
@@ -94,8 +99,9 @@ class Publisher:
         self.announce_wait_s = announce_wait_s
 
     async def create(self, run: RunRecord) -> None:
-        """The run's policy, where there is none yet."""
+        """The run's policy, where there is none yet. The run publishes to it from now on, and no other does."""
         await self.run(CreatePolicy(actor=run.key_id, policy=run.policy, base=run.base))
+        await self.run(ClaimPolicy(actor=run.key_id, policy=run.policy, writer=run.model_id))
 
     @contextlib.asynccontextmanager
     async def publication(self, run: RunRecord, file: Path) -> AsyncIterator[Publication]:
@@ -124,9 +130,9 @@ class Publisher:
         record = TrainingRecord(RecordKind.CHECKPOINT, path, step=run.step)
         await self.run(RetainRecord(actor=run.key_id, policy=run.policy, record=record))
 
-    async def release(self, saved: SavedRecord, actor: str) -> None:
+    async def release(self, saved: SavedRecord) -> None:
         """It no longer does; nothing happens where it did not."""
-        await self._release(saved.policy, RecordKind.CHECKPOINT, saved.path, actor)
+        await self._release(saved.policy, RecordKind.CHECKPOINT, saved.path)
 
     async def retain_for(self, sampler: SamplerRecord) -> None:
         """The policy keeps hold of the revision that ``sampler`` is bound to, and of none that it was bound to before.
@@ -138,7 +144,7 @@ class Publisher:
 
     async def release_for(self, sampler: SamplerRecord) -> None:
         """It no longer does; nothing happens where it did not."""
-        await self._release(sampler.policy, RecordKind.ROLLOUT, _uri(sampler), _ACTOR)
+        await self._release(sampler.policy, RecordKind.ROLLOUT, _uri(sampler))
 
     async def run(self, command: WriteCommand) -> Committed:
         """Repeats what a registrar that is away can't answer: every command here may be repeated."""
@@ -151,9 +157,9 @@ class Publisher:
                     raise
                 await asyncio.sleep(_RETRY_S)
 
-    async def _release(self, policy: str, kind: RecordKind, uri: str, actor: str) -> None:
+    async def _release(self, policy: str, kind: RecordKind, uri: str) -> None:
         with contextlib.suppress(NotFound):
-            await self.run(ReleaseRecord(actor=actor, policy=policy, kind=kind, uri=uri))
+            await self.run(ReleaseRecord(actor=_ACTOR, policy=policy, kind=kind, uri=uri))
 
 
 def _uri(sampler: SamplerRecord) -> str:

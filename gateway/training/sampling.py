@@ -17,7 +17,7 @@ from wire.outcomes import (
     NotFound,
 )
 
-from .completions import read_answer, request_body
+from .completions import explained, read_answer, request_body
 from .failures import failed, until_written
 from .futures import Futures
 from .journal import Journal
@@ -74,7 +74,7 @@ class GatewayClient:
                         return read_answer(ask, answer)
                     why = _reason(answer)
                     if status in _FAULTS:
-                        raise InvalidRequest(why)
+                        raise InvalidRequest(explained(ask, why))
                     if status not in _LATER:
                         raise EngineFailed(f"the gateway answered {status} to a sample: {why}")
                     failures += status == 502

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Self
 
@@ -90,8 +90,9 @@ class TrainingService:
         )
         self._retention = Retention(self.journal, publisher, idle_s=settings.sampler_idle_s)
         self._executor = Executor(
-            self.journal, trainees, publisher, self._retention, folder, revision_dtype=settings.revision_dtype
-        )
+            self.journal, trainees, publisher, self._retention, catalog, folder,
+            revision_dtype=settings.revision_dtype,
+        )  # fmt: skip
         self._lines = Lines(self.journal, self._executor, futures, gap_s=settings.gap_s)
         gateway = GatewayClient(
             settings.gateway_url,
@@ -114,7 +115,7 @@ class TrainingService:
             retention=self._retention,
             futures=futures,
         )
-        self._runner = web.AppRunner(make_app(shared), access_log=None, shutdown_timeout=_END_S)
+        self._runner = web.AppRunner(make_app(shared), auto_decompress=False, access_log=None, shutdown_timeout=_END_S)
         self._sweeping: asyncio.Task[None] | None = None
 
     @classmethod
@@ -187,16 +188,22 @@ class TrainingService:
         await listen_on(self._runner, self.settings.socket)
 
     async def _sweep(self) -> None:
-        """Now and then, drop results and checkpoints whose time is over."""
+        """Now and then, drop what has had its time; what can't be dropped now keeps the rest from nothing."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             now_ms = time.time_ns() // 1_000_000
-            try:
-                await self._executor.expire(now_ms)
-                await self._retention.sweep()
-                await self.journal.prune(now_ms - int(self.settings.keep_results_s * 1000))
-            except RoostError as error:
-                _log.warning("what is old can't be dropped: %s", error.message)
+            await _dropped("checkpoints", self._executor.expire(now_ms))
+            await _dropped("sampling sessions' revisions", self._retention.sweep())
+            await _dropped("results", self.journal.prune(now_ms - int(self.settings.keep_results_s * 1000)))
+
+
+async def _dropped(what: str, dropping: Awaitable[object]) -> None:
+    try:
+        await dropping
+    except RoostError as error:
+        _log.warning("old %s can't be dropped: %s", what, error.message)
+    except Exception:
+        _log.exception("old %s can't be dropped", what)
 
 
 async def run(

@@ -54,7 +54,8 @@ class TrainingSettings(TrainingTuning, frozen=True, forbid_unknown_fields=True, 
     """``base`` is the catalog's name of the base that ``trainer`` has loaded.
 
     It listens on the socket file ``socket``, behind the gateway at ``gateway_url``, which it asks for samples with the
-    key in ``key_file`` (none where the gateway is anonymous) and which lets one of them have ``max_generated_tokens``.
+    key in ``key_file`` (none where the gateway is anonymous) and which lets one of them have ``max_choices`` sequences,
+    ``max_generated_tokens`` in all of them, and ``max_logprobs`` alternatives told for each.
     ``state_dir`` holds its journal and its checkpoints. With a ``journal`` (a ``postgresql://`` address) the journal is
     there, under ``name``, which one process at a time has, and ``state_dir`` holds a copy of it.
 
@@ -68,7 +69,9 @@ class TrainingSettings(TrainingTuning, frozen=True, forbid_unknown_fields=True, 
     gateway_url: str
     key_file: str = ""
     anonymous: bool = False
+    max_choices: int = 128
     max_generated_tokens: int = 1 << 18
+    max_logprobs: int = 20
     catalog_dir: str
     store_dir: str
     store: StoreLocation = OWN_FOLDER

@@ -32,6 +32,8 @@ _LAYOUT_KEY, LAYOUT = b"layout", 1
 COPY_KEY = b"copy"
 _LOCK_FILE = "training.lock"
 _MAX_TABLES = 16
+# LMDB's
+_MAX_KEY_BYTES = 511
 _ENCODE = msgspec.msgpack.Encoder().encode
 
 
@@ -75,7 +77,11 @@ class Table(Generic[R]):
         self._decoder = msgspec.msgpack.Decoder(kind)
 
     def get(self, txn: Txn, key: str) -> R | None:
-        found = self._bytes.get(txn, key.encode())
+        """None also for a text that can be no key: clients name what they like."""
+        encoded = key.encode(errors="replace")
+        if not 0 < len(encoded) <= _MAX_KEY_BYTES:
+            return None
+        found = self._bytes.get(txn, encoded)
         return None if found is None else self._decoder.decode(found)
 
     def put(self, txn: Txn, key: str, record: R) -> None:
@@ -120,10 +126,9 @@ class Store:
         self.operations = Table(self._table("operations"), OperationRecord)
         self.asks = self._table("asks")
         self.results = self._table("results")
-        # owner and seq -> request id; run and number -> request id; policy -> the run that writes it
+        # owner and seq -> request id; run and number -> request id
         self.places = self._table("places")
         self.changes = self._table("changes")
-        self.writers = self._table("writers")
         # sampling sessions whose revisions are kept for them
         self.held = self._table("held")
         # request ids without a result; time of the result and request id

@@ -28,6 +28,8 @@ def what_happened(body: dict[str, Any]) -> str:
             return f"freed the name {body['name']}"
         case "LabelsChanged":
             return _labels(body)
+        case "WriterChanged":
+            return f"is written by {body['writer']}"
         case "RetentionChanged":
             return f"keeps {retention(body.get('retention'))}"
         case "RevisionsRetired":

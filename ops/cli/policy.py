@@ -71,6 +71,8 @@ def show(context: typer.Context, policy: Policy, as_json: AsJson = False) -> Non
         tell(f"labels: {_labels(record['labels'])}")
     if record["former"]:
         tell(f"former names: {' '.join(record['former'])}")
+    if record["writer"]:
+        tell(f"written by: training run {record['writer']}")
     if record["retention"]:
         tell(f"keeps: {retention(record['retention'])}")
     rows = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -40,10 +42,13 @@ def grpo(context: typer.Context, config: ConfigFile, report: Report = None, as_j
 @app.command("search")
 def search(context: typer.Context, config: ConfigFile, report: Report = None, as_json: AsJson = False) -> None:
     """Successive halving over SFT runs, all at once. Started again, it goes on from the last checkpoints."""
+    from recipes.config import load_search
     from recipes.run import run_search
 
+    wanted = load_search(config)
     client = _client(context)
-    found = run_search(config, url=client.url, key=client.key, console=ERR, report=report)
+    with _may_be_stopped():
+        found = run_search(wanted, url=client.url, key=client.key, console=ERR, report=report)
     if as_json:
         tell_json(found._asdict())
         return
@@ -56,6 +61,15 @@ def search(context: typer.Context, config: ConfigFile, report: Report = None, as
     )
 
 
+@contextlib.contextmanager
+def _may_be_stopped() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        ERR.print("stopped; the same command goes on from the last checkpoint")
+        raise
+
+
 def _client(context: typer.Context) -> ApiClient:
     """The gateway, which answers and knows the key: the SDK would try for minutes to tell otherwise."""
     client = session(context).client()
@@ -64,10 +78,12 @@ def _client(context: typer.Context) -> ApiClient:
 
 
 def _run(context: typer.Context, name: str, config: Path, report: Path | None, as_json: bool) -> None:
-    from recipes.run import run_recipe
+    from recipes.run import read, run_recipe
 
+    wanted = read(name, config)
     client = _client(context)
-    done = run_recipe(name, config, url=client.url, key=client.key, console=ERR, report=report)
+    with _may_be_stopped():
+        done = run_recipe(name, wanted, url=client.url, key=client.key, console=ERR, report=report)
     if as_json:
         tell_json(done)
         return

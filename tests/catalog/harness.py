@@ -88,9 +88,9 @@ class Catalog:
         assert isinstance(answer, Committed)
         return answer
 
-    def publish(self, policy: str, content: bytes, *, create_over: str = BASE) -> Committed:
+    def publish(self, policy: str, content: bytes, *, create_over: str = BASE, writer: str = "") -> Committed:
         facts = upload(self.store, content)
-        return self.run(PublishRevision(policy=policy, artifact=facts, create_over=create_over))
+        return self.run(PublishRevision(policy=policy, artifact=facts, create_over=create_over, writer=writer))
 
     def resolve(self, text: str, *, selector: bytes = b"") -> Resolution:
         return self.view.resolve(parse_reference(text), selector=selector)

@@ -24,6 +24,7 @@ from wire.events import (
 from wire.outcomes import InvalidRequest, NotFound, RoostError, VersionConflict
 from wire.registrar import (
     ChangeLabels,
+    ClaimPolicy,
     CreatePolicy,
     DropForward,
     MoveChannel,
@@ -189,6 +190,30 @@ class TestRename:
             published.run(RenamePolicy(policy=old, to=new))
         with pytest.raises(InvalidRequest, match="drop one first"):
             published.run(RenamePolicy(policy=names[-1], to="acme/one-more"))
+
+
+class TestWriter:
+    def test_the_run_that_claimed_a_policy_last_publishes_to_it(self, published: Catalog) -> None:
+        assert published.publish(POLICY, b"before any claim", writer="a").revision == 6
+        published.run(ClaimPolicy(policy=POLICY, writer="a"))
+        assert published.publish(POLICY, b"of a", writer="a").revision == 7
+        published.run(ClaimPolicy(policy=POLICY, writer="b"))
+        assert not published.run(ClaimPolicy(policy=POLICY, writer="b")).changed
+        with pytest.raises(VersionConflict, match=f"{POLICY} is written by b since: a can't") as caught:
+            published.publish(POLICY, b"of a again", writer="a")
+        assert caught.value.field == "writer"
+        assert not published.publish(POLICY, b"of a", writer="a").changed, "what is published already is acknowledged"
+        assert published.publish(POLICY, b"of nobody's run").revision == 8
+        is_what_the_journal_makes(published)
+
+    @pytest.mark.parametrize(
+        ("command", "field"),
+        [(ClaimPolicy(policy=POLICY, writer=""), "writer"), (ClaimPolicy(policy="acme/none", writer="a"), "policy")],
+    )
+    def test_refuses_what_names_nothing(self, published: Catalog, command: ClaimPolicy, field: str) -> None:
+        with pytest.raises(RoostError) as caught:
+            published.run(command)
+        assert caught.value.field == field
 
 
 class TestLabels:

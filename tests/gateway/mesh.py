@@ -106,7 +106,7 @@ class Mesh:
         return f"http://127.0.0.1:{self.gateways[gateway].port}"
 
     async def __aenter__(self) -> Self:
-        self._start_registrar()
+        self.start_registrar()
         for engine in self.engines:
             await engine.start()
             self._stack.push_async_callback(engine.stop)
@@ -176,7 +176,8 @@ class Mesh:
         """How often the first gateway counted each outcome."""
         return {outcome.value: count for outcome, count in self.gateways[0].metrics.routes[route].outcomes.items()}
 
-    def _start_registrar(self) -> None:
+    def start_registrar(self) -> None:
+        """Over the catalog as it is; also after ``stop_registrar``."""
         registrar = self.registrar = Registrar(self.catalog.ledger, publish=lambda event: None, batch_max=64)
         self._stack.push_async_callback(registrar.stop)
         take = registrar.take

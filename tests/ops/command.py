@@ -27,6 +27,7 @@ POLICY = {
     "seeds": {},
     "labels": {"team": "search"},
     "former": ["acme/help"],
+    "writer": "5e55:train:0",
     "retention": {"keep_last": 5},
     "retired": False,
     "created_ms": 0,

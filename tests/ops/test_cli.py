@@ -263,7 +263,12 @@ def test_show_tells_labels_former_names_and_what_is_kept(roost: Roost, tmp_path:
     with stub_gateway({"GET /roost/v1/policies/acme/support": (200, answer)}) as gateway:
         done = roost("policy", "show", "acme/support", cwd=tmp_path, url=gateway.url)
     assert "checkpoint tinker://s:train:0/weights/a  step 40" in done.stdout
-    for line in ("labels: team=search", "former names: acme/help", "keeps: the last 5"):
+    for line in (
+        "labels: team=search",
+        "former names: acme/help",
+        "written by: training run 5e55:train:0",
+        "keeps: the last 5",
+    ):
         assert line in done.stdout.splitlines()
 
 
@@ -274,6 +279,7 @@ def test_history_tells_who_did_what(roost: Roost, tmp_path: Path) -> None:
         ({"t": "PolicyRenamed", "policy": "a/b", "to": "a/c"}, "renamed from a/b to a/c"),
         ({"t": "ForwardDropped", "policy": "a/c", "name": "a/b"}, "freed the name a/b"),
         ({"t": "LabelsChanged", "labels": {"k": "v"}, "removed": ["w"]}, "labelled k=v, without w"),
+        ({"t": "WriterChanged", "writer": "s:train:0"}, "is written by s:train:0"),
         ({"t": "RetentionChanged", "retention": {"keep_last": 3, "keep_days": 2.5}}, "younger than 2.5 days"),
         ({"t": "RetentionChanged"}, "keeps every revision"),
         ({"t": "RevisionsRetired", "revisions": [1, 2]}, "retired revision 1, 2"),

@@ -201,11 +201,12 @@ def test_every_tuning_of_a_process_can_be_configured() -> None:
         "catalog_dir", "store_dir", "run_dir", "log_dir", "registrar_endpoint", "registrar_feed", "nodes", "node",
         "curve", "store", "disk_dir", "training", "socket", "gateway_url", "key_file", "state_dir",
     }  # fmt: skip
+    bounds = {"max_choices", "max_generated_tokens", "max_logprobs"}
     for table, settings, follows in (
         (NodeConfig, SidecarSettings, set()),
         (GatewayConfig, GatewaySettings, set()),
         # the gateway's
-        (TrainingConfig, TrainingSettings, {"anonymous", "max_generated_tokens", "nodes_file", "transfers"}),
+        (TrainingConfig, TrainingSettings, bounds | {"anonymous", "nodes_file", "transfers"}),
         (TrainerConfig, TrainerSettings, set()),
     ):
         offered = {field.name for field in msgspec.structs.fields(table)}

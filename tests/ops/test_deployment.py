@@ -187,13 +187,21 @@ def test_a_trained_base_has_a_service_behind_the_gateway(tmp_path: Path) -> None
     layout = Layout.of(str(tmp_path))
     engines = [{"base": "tiny", "model_path": "/models/tiny"}]
     training_table = {"base": "tiny", "trainer": {"tensor": 2}}
-    config = check({"node": {"engines": engines}, "gateway": {"max_generated_tokens": 900}, "training": training_table})
+    config = check(
+        {
+            "node": {"engines": engines},
+            "gateway": {"max_generated_tokens": 900, "max_choices": 3},
+            "training": training_table,
+        }
+    )
     training = derive_training(config, layout, {"tiny": "f" * 64})
     assert training is not None
     gateway = derive(config, layout, {"tiny": "f" * 64}).gateway
     assert training.socket == gateway.training
     assert training.catalog_dir == gateway.catalog_dir
     assert training.max_generated_tokens == gateway.max_generated_tokens == 900
+    assert training.max_choices == gateway.max_choices == 3
+    assert training.max_logprobs == gateway.max_logprobs
     assert training.gateway_url == "http://127.0.0.1:8080"
     assert (training.trainer.model_path, training.trainer.tensor) == ("/models/tiny", 2)
     assert training.trainer.fingerprint == "f" * 64

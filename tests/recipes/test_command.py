@@ -11,33 +11,36 @@ pytest.importorskip("tinker")
 
 import msgspec
 
+from ops.cli.recipe import _may_be_stopped
 from ops.cli.up import trained
 from ops.config import EngineConfig, load
 from recipes.config import Search, Sft
 from recipes.course import Course
 from recipes.display import Bar, bars
+from recipes.folder import RunFolder
 from recipes.report import report_run, report_search
 from recipes.search import Halving
+from recipes.service import text_of
 from recipes.sft import Supervised
 from tests.ops.command import Roost
 from tests.ops.conftest import roost
-from tests.ops.stub_gateway import stub_gateway
+from wire.outcomes import InvalidRequest, NotFound
 
 from .fake_service import TEXT, Service
 from .items import Silent, config, items, write
 
 __all__ = ["roost"]
 
-ANSWERS = {"GET /v1/models": (200, {"data": []})}
+NOBODY = "http://127.0.0.1:9"
 
 
 def test_a_configuration_that_is_wrong_is_told(roost: Roost, tmp_path: Path) -> None:
-    with stub_gateway(ANSWERS) as gateway:
-        absent = roost("recipe", "sft", "none.toml", cwd=tmp_path, url=gateway.url)
-        (tmp_path / "dpo.toml").write_text('base = "tiny"\npolicy = "p"\nbetta = 1.0\n')
-        wrong = roost("recipe", "dpo", "dpo.toml", cwd=tmp_path, url=gateway.url)
-        (tmp_path / "search.toml").write_text("rounds = 3\n")
-        search = roost("recipe", "search", "search.toml", cwd=tmp_path, url=gateway.url)
+    """Without a mesh, too."""
+    absent = roost("recipe", "sft", "none.toml", cwd=tmp_path, url=NOBODY)
+    (tmp_path / "dpo.toml").write_text('base = "tiny"\npolicy = "p"\nbetta = 1.0\n')
+    wrong = roost("recipe", "dpo", "dpo.toml", cwd=tmp_path, url=NOBODY)
+    (tmp_path / "search.toml").write_text("rounds = 3\n")
+    search = roost("recipe", "search", "search.toml", cwd=tmp_path, url=NOBODY)
     assert (absent.returncode, wrong.returncode, search.returncode) == (2, 2, 2)
     assert "none.toml: No such file or directory" in absent.stderr
     assert "unknown field `betta`" in wrong.stderr
@@ -45,8 +48,15 @@ def test_a_configuration_that_is_wrong_is_told(roost: Roost, tmp_path: Path) -> 
 
 
 def test_a_gateway_that_does_not_answer_is_told_at_once(roost: Roost, tmp_path: Path) -> None:
-    done = roost("recipe", "grpo", "grpo.toml", cwd=tmp_path, url="http://127.0.0.1:9")
+    (tmp_path / "grpo.toml").write_text('base = "t"\npolicy = "p"\ntrain = "t"\nheld_out = "h"\nout = "o"\n')
+    done = roost("recipe", "grpo", "grpo.toml", cwd=tmp_path, url=NOBODY)
     assert done.returncode == 3
+
+
+def test_who_stops_it_is_told_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), _may_be_stopped():
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == "stopped; the same command goes on from the last checkpoint\n"
 
 
 def test_only_a_base_that_is_served_is_trained(roost: Roost, tmp_path: Path) -> None:
@@ -59,6 +69,27 @@ def test_what_is_trained_is_of_no_rank_that_its_engine_can_not_serve() -> None:
     training = load(None, {}, trained("tiny", engines)).training
     assert training is not None and training.base == "tiny"
     assert (training.trainer.model_path, training.trainer.max_rank) == ("/t", 32)
+
+
+def test_a_folder_that_can_be_none_is_told_by_its_field(tmp_path: Path) -> None:
+    taken = write(tmp_path / "taken", [])
+    with pytest.raises(InvalidRequest, match=f"out: {taken} can't be a folder: File exists") as caught:
+        RunFolder(Path(taken), "sft", config(Sft, tmp_path))
+    assert caught.value.field == "out"
+
+
+async def test_a_tokenizer_that_is_nowhere_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub does not answer, and is asked once."""
+    asked: list[str] = []
+
+    def away(name: str, *, timeout: float) -> None:
+        asked.append(name)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("huggingface_hub.model_info", away)
+    with pytest.raises(NotFound, match=r"tokenizer: nix can't be loaded .*: name its folder") as caught:
+        await text_of(None, config(Sft, tmp_path, tokenizer="nix"))
+    assert (caught.value.field, asked) == ("tokenizer", ["nix"])
 
 
 async def test_steps_and_evaluations_are_shown(tmp_path: Path) -> None:

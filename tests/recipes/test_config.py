@@ -127,7 +127,35 @@ def half(_: Example, __: str) -> float:
     return 0.5
 
 
-@pytest.mark.parametrize("name", ["none", "no.such.module:f", "recipes.rewards:nothing"])
+def much(_: Example, __: str) -> float:
+    return 7.5
+
+
+def words(_: Example, __: str) -> str:
+    return "a"
+
+
+def broken(item: Example, __: str) -> float:
+    return {"b": 1.0}[item.prompt]
+
+
+@pytest.mark.parametrize(
+    ("reward", "reason"),
+    [
+        ("much", "gave 7.5: expected a number from 0 to 1"),
+        ("words", "failed: ValueError: could not convert string to float: 'a'"),
+        ("broken", "failed: KeyError: 'a'"),
+    ],
+)
+def test_a_reward_that_goes_wrong_is_told_with_what_it_was_asked(reward: str, reason: str) -> None:
+    name = f"tests.recipes.test_config:{reward}"
+    with pytest.raises(InvalidRequest) as caught:
+        named(name)(Example("a", "b"), "so")
+    assert caught.value.message == f"reward: {name}, asked about 'a' and 'so', {reason}"
+    assert caught.value.field == "reward"
+
+
+@pytest.mark.parametrize("name", ["none", "no.such.module:f", "recipes.rewards:nothing", "math:pi"])
 def test_a_reward_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="reward: "):
         named(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ from recipes.course import Course
 from recipes.folder import RunFolder, read_metrics
 from recipes.plot import draw
 from recipes.sft import Supervised
-from wire.outcomes import VersionConflict
+from recipes.text import Text
+from wire.outcomes import InvalidRequest, VersionConflict
 
-from .fake_service import TEXT, Crash, Service
+from .fake_service import TEXT, Crash, Service, Tokenizer
 from .items import Silent, config
 
 _TIMED = {"seconds", "tokens_per_s"}
@@ -70,6 +73,18 @@ async def test_a_run_may_be_made_longer_and_is_published_anew(tmp_path: Path) ->
     assert longer.folder.state.published != shorter.folder.state.published
 
 
+async def test_a_run_can_not_be_made_shorter_than_it_is(tmp_path: Path) -> None:
+    service = Service()
+    await course_of(config(Sft, tmp_path, steps=4, evaluate_every=2), service).run()
+    with pytest.raises(VersionConflict, match="has taken 4 steps, and steps is 2") as caught:
+        course_of(config(Sft, tmp_path, steps=2), service)
+    assert caught.value.field == "steps"
+    same = course_of(config(Sft, tmp_path, steps=4), service)
+    with pytest.raises(VersionConflict, match="not looked at after 3 steps, and has taken 4"):
+        await same.advance(3)
+    assert service.steps == 4
+
+
 async def test_steps_that_were_passed_without_a_look_get_no_figures_of_later_ones(tmp_path: Path) -> None:
     service = Service()
     await course_of(config(Sft, tmp_path, steps=4), service).run()
@@ -86,6 +101,34 @@ def test_a_folder_of_another_run_is_refused_by_the_field_s_name(tmp_path: Path) 
     assert caught.value.field == "learning_rate"
     with pytest.raises(VersionConflict, match="holds a run of sft"):
         RunFolder(tmp_path / "out", "dpo", given)
+
+
+def test_a_folder_is_one_process_s_at_a_time(tmp_path: Path) -> None:
+    given = config(Sft, tmp_path)
+    holder = "from recipes.folder import _locked; from pathlib import Path; import sys; "
+    holder += "lock = _locked(Path(sys.argv[1])); print('mine', flush=True); sys.stdin.read()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", holder, given.out], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with other:
+        assert other.stdout is not None and other.stdout.readline() == "mine\n"
+        with pytest.raises(VersionConflict, match="another process runs in") as caught:
+            RunFolder(tmp_path / "out", "sft", given)
+        other.communicate()
+    assert caught.value.field == "out"
+    RunFolder(tmp_path / "out", "sft", given)
+
+
+def test_an_item_that_the_base_s_context_can_not_hold_is_told_with_its_line(tmp_path: Path) -> None:
+    text = Text(Tokenizer(), context=8)
+    (tmp_path / "long.jsonl").write_bytes(
+        b'\xef\xbb\xbf{"prompt": "1234", "answer": "5678"}\n{"prompt": "1234", "answer": "56789"}\n'
+    )
+    given = config(Sft, tmp_path, train=str(tmp_path / "long.jsonl"))
+    with pytest.raises(InvalidRequest, match=r"line 2: it has 9 tokens, and the base's context is 8"):
+        Supervised(given, text)
+    assert text.misfit("1234567") == "" != text.misfit("12345678")
+    assert Text(Tokenizer()).misfit("1" * 1000) == ""
 
 
 async def test_the_picture_has_every_metric(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import tarfile
 from collections import Counter
 
@@ -36,6 +38,16 @@ def test_labels_follow_the_scores_and_unclear_texts_are_left_out() -> None:
     assert found[0].prompt == "Text: this is quite good\nSentiment:"
     with pytest.raises(LookupError, match="tweets_GroundTruth"):
         list(sentiment.labelled(archive(files)))
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["a", "b"]])
+def test_the_command_says_how_it_is_called(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "recipes.sentiment", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (0 if arguments == ["--help"] else 2)
+    assert "usage: python -m recipes.sentiment [-h] FOLDER" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_labels_are_balanced_and_parts_are_apart() -> None:

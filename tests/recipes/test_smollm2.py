@@ -53,4 +53,6 @@ async def test_each_recipe_learns_what_it_must(tmp_path: Path) -> None:
         missing = 1 - rewarded["before"]["reward"]
         assert rewarded["after"]["reward"] - rewarded["before"]["reward"] >= missing / 2
         found = await run("search")
-        assert found["winner_figures"]["loss"] < found["median_figures"]["loss"]
+        untrained = supervised["before"]["loss"]
+        assert max(-score for score in found["rounds"][0].values()) < untrained, "the loss falls for every candidate"
+        assert found["winner_figures"]["loss"] < found["median_figures"]["loss"] < untrained / 2

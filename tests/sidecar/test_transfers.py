@@ -167,6 +167,39 @@ def test_the_same_bytes_again_whose_digest_only_the_last_chunk_told_are_dropped(
     assert cleared.digest != digest(1)
 
 
+def two_policies_with_the_same_bytes(bench: Bench) -> None:
+    """Both are expected here, and t1 alone is still pulled."""
+    for transfer, policy in (("t1", f"{TENANT}/p"), ("t2", "other/q")):
+        offer(bench, transfer, policy, nodes=("n1",))
+        bind(bench, 2, transfer)
+    assert bench.started(CancelPull) == [CancelPull(transfer="t2")]
+    fail(bench, "t2")
+
+
+def test_the_same_bytes_of_two_policies_serve_for_both() -> None:
+    bench = Bench(slots=3)
+    two_policies_with_the_same_bytes(bench)
+    announce(bench, 2, POLICY)
+    announce(bench, 2, "other/q")
+    done(bench, 2)
+    bench.installed(2)
+    bench.installed(2, tenant="other")
+    assert bench.serving() == {name(2), name(2, "other")}
+    assert bench.started(StartFetch) == []
+
+
+def test_bytes_that_did_not_come_are_fetched_for_each_policy_that_is_announced_later() -> None:
+    bench = Bench(slots=3)
+    offer(bench, "t0", "other/q", nodes=("n1",))
+    bind(bench, 1, "t0")
+    done(bench, 1, "t0")
+    two_policies_with_the_same_bytes(bench)
+    fail(bench)
+    announce(bench, 2, "other/q")
+    bench.wait(1.0)
+    assert list(bench.fetches) == [digest(2)]
+
+
 def test_bytes_that_the_store_gives_already_are_pulled_no_further() -> None:
     bench = serving_first()
     offer(bench)

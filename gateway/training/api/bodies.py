@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -12,14 +12,19 @@ from wire.outcomes import InvalidRequest, TooLarge
 
 T = TypeVar("T")
 
+# JSON knows numbers of any size: what is kept, and what engines take, has 64 bits
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+# what clients count by
+Ordinal = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+
 
 class NewSession(msgspec.Struct, frozen=True):
     user_metadata: dict[str, Any] | None = None
 
 
 class LoraConfig(msgspec.Struct, frozen=True):
-    rank: int
-    seed: int | None = None
+    rank: Int64
+    seed: Int64 | None = None
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
@@ -31,7 +36,7 @@ class OptimizerConfig(msgspec.Struct, frozen=True):
 
 class NewRun(msgspec.Struct, frozen=True):
     session_id: str
-    model_seq_id: int
+    model_seq_id: Ordinal
     base_model: str
     lora_config: LoraConfig | None = None
     optimizer_config: OptimizerConfig | None = None
@@ -49,7 +54,9 @@ class Training(msgspec.Struct, frozen=True):
     forward_input: JsonInput | None = None
 
 
-class AdamParams(msgspec.Struct, frozen=True):
+class AdamParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One that is not known would be left out silently, and training would go another way than its client thinks."""
+
     learning_rate: float = 1e-4
     beta1: float = 0.9
     beta2: float = 0.95
@@ -80,7 +87,7 @@ class LoadWeights(msgspec.Struct, frozen=True):
     model_id: str | None = None
     seq_id: int | None = None
     session_id: str | None = None
-    model_seq_id: int | None = None
+    model_seq_id: Ordinal | None = None
     base_model: str | None = None
     optimizer_config: OptimizerConfig | None = None
     user_metadata: dict[str, Any] | None = None
@@ -90,7 +97,7 @@ class SaveForSampler(msgspec.Struct, frozen=True):
     model_id: str
     seq_id: int
     path: str | None = None
-    sampling_session_seq_id: int | None = None
+    sampling_session_seq_id: Ordinal | None = None
     kind: str = "snapshot"
     ttl_seconds: int | None = None
 
@@ -101,32 +108,32 @@ class WeightsInfo(msgspec.Struct, frozen=True):
 
 class NewSampler(msgspec.Struct, frozen=True):
     session_id: str
-    sampling_session_seq_id: int
+    sampling_session_seq_id: Ordinal
     base_model: str | None = None
     model_path: str | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    max_tokens: int | None = None
-    seed: int | None = None
-    stop: str | list[str | int] | None = None
+    max_tokens: Int64 | None = None
+    seed: Int64 | None = None
+    stop: str | list[str | Int64] | None = None
     temperature: float = 1.0
-    top_k: int = -1
+    top_k: Int64 = -1
     top_p: float = 1.0
 
 
 class Sampling(msgspec.Struct, frozen=True):
     sampling_session_id: str
-    seq_id: int
+    seq_id: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     prompt: ModelInput
     sampling_params: SamplingParams
-    num_samples: int = 1
+    num_samples: Int64 = 1
     prompt_logprobs: bool | None = None
-    topk_prompt_logprobs: int = 0
-    topk_sample_logprobs: int = 0
+    topk_prompt_logprobs: Int64 = 0
+    topk_sample_logprobs: Int64 = 0
     target_prompt_logprobs: JsonTensor | None = None
     prompt_alt_tokens_k: int = 0
-    prompt_logprobs_last_n: int | None = None
+    prompt_logprobs_last_n: Int64 | None = None
 
 
 class Retrieve(msgspec.Struct, frozen=True):

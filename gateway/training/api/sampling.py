@@ -19,8 +19,6 @@ from .training import sampler_id
 
 routes = web.RouteTableDef()
 
-_MAX_SEQ = (1 << 63) - 1
-
 
 @routes.post("/api/v1/create_sampling_session")
 async def create_sampling_session(request: web.Request) -> web.Response:
@@ -47,10 +45,8 @@ async def asample(request: web.Request) -> web.Response:
     body = await bodies.read_bytes(request, shared.settings.max_body_bytes)
     given = bodies.decode(body, bodies.Sampling)
     record = _own_sampler(request, given.sampling_session_id)
-    if not 0 <= given.seq_id <= _MAX_SEQ:
-        raise InvalidRequest(f"seq_id is {given.seq_id}: expected 0 or more", field="seq_id")
     ask = _sample_of(given)
-    check_sample(ask)
+    check_sample(ask, shared.settings)
     if shared.samples.pending >= shared.settings.max_pending_samples:
         raise QuotaExceeded("there are as many samples waiting as are taken", retry_after_s=1.0)
     accepted = await shared.journal.accept_sample(record.sampler_id, given.seq_id, record.tenant, ask)

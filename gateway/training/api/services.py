@@ -12,7 +12,7 @@ from gateway.auth import ALL_TENANTS, Authenticator, Caller
 from gateway.catalog_source import CatalogSource
 from gateway.training.executor import Executor
 from gateway.training.futures import Futures
-from gateway.training.journal import Journal
+from gateway.training.journal import Journal, must_be_open
 from gateway.training.lines import Lines
 from gateway.training.records import RunRecord, SessionRecord
 from gateway.training.retention import Retention
@@ -20,7 +20,7 @@ from gateway.training.sampling import Samples
 from gateway.training.settings import TrainingSettings
 from gateway.training.trainees import Trainees
 from wire.events import Scope
-from wire.outcomes import InvalidRequest, NotFound
+from wire.outcomes import NotFound
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,7 @@ def own_session(request: web.Request, asker: Caller, session_id: str) -> Session
 def open_session(request: web.Request, asker: Caller, session_id: str) -> SessionRecord:
     """The same, if it takes operations still. Raises InvalidRequest too."""
     session = own_session(request, asker, session_id)
-    if session.finished:
-        raise InvalidRequest(f"the session {session_id} is finished ({session.finished})", field="session_id")
+    must_be_open(session)
     return session
 
 

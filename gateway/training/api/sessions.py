@@ -7,14 +7,18 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
+from catalog.names import shown
 from wire.events import Scope
 from wire.node import Health
+from wire.outcomes import InvalidRequest
 
 from .bodies import NewSession, decode, read_bytes
 from .services import caller, own_session, services
 
 routes = web.RouteTableDef()
 
+# in a run's or a session's metadata: what its policy is to be called
+POLICY = "policy"
 _MAX_BODY_BYTES = 1 << 20
 
 
@@ -102,5 +106,8 @@ async def get_server_capabilities(request: web.Request) -> web.Response:
 
 
 def words(metadata: dict[str, Any] | None) -> dict[str, str]:
-    """The part of a client's metadata that is text."""
+    """The part of a client's metadata that is text. Raises InvalidRequest for a policy's name that isn't."""
+    policy = (metadata or {}).get(POLICY)
+    if not isinstance(policy, str | None):
+        raise InvalidRequest(f"user_metadata.{POLICY} is {shown(str(policy))}: expected text", field="user_metadata")
     return {name: value for name, value in (metadata or {}).items() if isinstance(value, str)}

@@ -73,10 +73,10 @@ class Rig:
     ``given`` are settings of the next one.
     """
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, mesh: Mesh | None = None, **settings: Any) -> None:
         self.folder = folder
         self.socket = str(folder / "training.sock")
-        self.mesh = Mesh(folder, training=self.socket)
+        self.mesh = mesh or Mesh(folder, training=self.socket)
         self.mesh.engine.scripts = Always(completion)
         self.trainer: FakeTrainer
         self.service: TrainingService

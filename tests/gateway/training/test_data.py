@@ -52,6 +52,30 @@ def test_both_forms_are_the_same_work(tokens: list[int], data: st.DataObject) ->
     assert read_protobuf(addressed.message) == from_json(one, one, clip=0.5)
 
 
+def targets(values: list[float], shape: list[int] | None = None) -> dict[str, Any]:
+    """A datum with these, floats where one of them is."""
+    dtype = "float32" if any(isinstance(each, float) for each in values) else "int64"
+    given_datum = datum()
+    given_datum["loss_fn_inputs"]["target_tokens"] = {"data": values, "dtype": dtype, "shape": shape or [len(values)]}
+    return given_datum
+
+
+def test_token_ids_may_come_as_whole_floats() -> None:
+    assert from_json(targets([2.0, 3.0, 4.0])) == from_json(targets([2, 3, 4]))
+
+
+def test_a_number_beyond_float32_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="datum 0: weights has a value that float32 can't hold"):
+        from_json(datum(weights=[1.0, 1e300, 0.0]))
+
+
+def test_a_dtype_that_is_none_is_refused() -> None:
+    given_datum = datum()
+    given_datum["loss_fn_inputs"]["target_tokens"]["dtype"] = "float99"
+    with pytest.raises(InvalidRequest, match="datum 0: target_tokens has dtype 'float99'"):
+        from_json(given_datum)
+
+
 @pytest.mark.parametrize(
     ("given_datum", "reason"),
     [
@@ -59,6 +83,10 @@ def test_both_forms_are_the_same_work(tokens: list[int], data: st.DataObject) ->
         (datum(weights=[1.0]), "datum 0: weights has 1 values for 3 tokens"),
         (datum(mask=[1.0, 1.0, 1.0]), "datum 0: loss_fn_inputs has 'mask'"),
         ({"model_input": {"chunks": []}, "loss_fn_inputs": {}}, "datum 0 lacks target_tokens"),
+        (targets([2.0, 2.5, 3.0]), "datum 0: target_tokens has a value that is no token id"),
+        (targets([2.0, 3.0, 1e18]), "datum 0: target_tokens has a value that is no token id"),
+        (targets([2, 3, 4], shape=[400]), r"datum 0: target_tokens has shape \[400\] and 3 values"),
+        (targets([2, 3, 4], shape=[-3]), r"datum 0: target_tokens has shape \[-3\] and 3 values"),
     ],
 )
 def test_a_datum_that_does_not_fit_is_named(given_datum: dict[str, Any], reason: str) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from gateway.training.work import Save
 from tests.gateway.fleet_states import BASE
 from tests.gateway.mesh import until
 from tests.gateway.stub_engine import refuse
 from wire.events import Scope
-from wire.outcomes import JournalUnavailable, StorageFull
+from wire.outcomes import InvalidRequest, StorageFull
 
 from .fake_trainer import LIMITS
 from .rig import Rig, datum
@@ -311,6 +312,19 @@ async def test_other_tenants_see_nothing(tmp_path: Path) -> None:
         assert (await rig.ask("create_model", named, headers=ours)).status == 400
 
 
+async def test_a_sampling_session_is_bound_to_another_revision_by_its_own_run_alone(rig: Rig) -> None:
+    session = await rig.session()
+    one, two = await rig.run(session, 0), await rig.run(session, 1)
+    body = {"seq_id": 1, "sampling_session_seq_id": 0}
+    taken = await rig.result(await rig.ask("save_weights_for_sampler", body | {"model_id": one}))
+    failed = await rig.result(await rig.ask("save_weights_for_sampler", body | {"model_id": two}))
+    assert "is there already, on something else" in failed["error"]
+    again = body | {"model_id": one, "seq_id": 2, "kind": "inflight"}
+    assert "error" in await rig.result(await rig.ask("save_weights_for_sampler", again))
+    record = rig.service.journal.sampler(taken["sampling_session_id"])
+    assert record is not None and record.policy == f"default/run-{session}-0"
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -334,59 +348,6 @@ async def test_a_run_that_could_not_be_made_says_so_ever_after(rig: Rig) -> None
     assert "could not be made" in (await rig.result(await rig.train(f"{session}:train:0", 1)))["error"]
 
 
-async def test_the_newest_run_of_a_policy_writes_it(rig: Rig) -> None:
-    session = await rig.session()
-    old = await rig.run(session, 0, user_metadata={"policy": "bot"})
-    new = await rig.run(session, 1, user_metadata={"policy": "bot"})
-    failed = await rig.result(await rig.ask("save_weights_for_sampler", {"model_id": old, "seq_id": 1, "path": "x"}))
-    assert f"is written by {new} since" in failed["error"]
-    await rig.result(await rig.ask("save_weights_for_sampler", {"model_id": new, "seq_id": 1, "path": "x"}))
-    policy = rig.mesh.catalog.view.policy("default/bot")
-    assert policy is not None
-    assert policy.latest == 1
-
-
-async def test_checkpoints_have_names_of_their_own_and_may_expire(rig: Rig) -> None:
-    run = await rig.run(await rig.session())
-    body = {"model_id": run, "path": "a", "ttl_seconds": 3600}
-    saved = await rig.result(await rig.ask("save_weights", body | {"seq_id": 1}))
-    assert "is there already" in (await rig.result(await rig.ask("save_weights", body | {"seq_id": 2})))["error"]
-    assert await rig.result(await rig.ask("save_weights", body | {"seq_id": 3, "overwrite": True})) == saved
-    bad = await rig.result(await rig.ask("save_weights", body | {"seq_id": 4, "path": "../up"}))
-    assert bad["category"] == "user"
-    policy = f"default/run-{run.replace(':train:', '-')}"
-    assert [each.record.uri for each in rig.mesh.catalog.view.retained(policy)] == [saved["path"]]
-    folder = rig.folder / "training" / "checkpoints" / run / "a"
-    assert folder.is_dir()
-    await rig.service._executor.expire(time.time_ns() // 1_000_000 + 3_601_000)
-    assert not folder.exists()
-    assert rig.mesh.catalog.view.retained(policy) == []
-    assert (await rig.ask("weights_info", {"tinker_path": saved["path"]})).status == 404
-
-
-async def test_a_checkpoint_stays_whole_while_the_catalog_can_t_be_told_of_its_end(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = await rig.run(await rig.session())
-    saved = await rig.result(
-        await rig.ask("save_weights", {"model_id": run, "seq_id": 1, "path": "a", "ttl_seconds": 3600})
-    )
-    folder = rig.folder / "training" / "checkpoints" / run / "a"
-    after = time.time_ns() // 1_000_000 + 3_601_000
-
-    async def away(*_: Any) -> None:
-        raise JournalUnavailable("the registrar does not answer")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(rig.service._executor._publisher, "release", away)
-        with pytest.raises(JournalUnavailable):
-            await rig.service._executor.expire(after)
-    assert folder.is_dir()
-    assert (await rig.ask("weights_info", {"tinker_path": saved["path"]})).status == 200
-    await rig.service._executor.expire(after)
-    assert not folder.exists()
-
-
 async def test_a_finished_session_s_runs_end_when_their_operations_are_done(rig: Rig) -> None:
     session = await rig.session()
     run, idle = await rig.run(session), await rig.run(session, 1)
@@ -400,6 +361,9 @@ async def test_a_finished_session_s_runs_end_when_their_operations_are_done(rig:
     for told in (await rig.train(run, 2), await rig.ask(f"sessions/{session}/finish", {"reason": {"type": "what"}})):
         assert told.status == 400
     assert "finished (success)" in (await rig.train(run, 2)).json["error"]
+    # nor is one let in that was on its way as the session ended
+    with pytest.raises(InvalidRequest, match="is finished"):
+        await rig.service.journal.accept(run, 2, "default", Save(name="late"))
     await until(lambda: not list(rig.service.journal.changes(run, 0)))
     # what was saved outlives the run
     body = {"session_id": await rig.session(), "model_seq_id": 0, "path": saved["path"], "optimizer": True}

@@ -6,7 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.gateway.mesh import until
+import pytest
+
+from gateway.training import publishing
+from tests.gateway.mesh import Told, until
 from wire.events import RecordKind, Retention
 from wire.registrar import PruneRevisions, SetRetention
 
@@ -38,6 +41,19 @@ async def save(rig: Rig, run: str, seq: int, **fields: Any) -> Any:
     return await rig.result(await rig.ask("save_weights_for_sampler", given))
 
 
+async def sampler(rig: Rig, session: str, path: str) -> Told:
+    """A sampling session on what was saved; its number is 5."""
+    new = {"session_id": session, "sampling_session_seq_id": 5, "model_path": path}
+    made = await rig.ask("create_sampling_session", new)
+    assert made.status == 200, made.body
+    return made
+
+
+async def finish(rig: Rig, session: str) -> None:
+    told = await rig.ask(f"sessions/{session}/finish", {"reason": {"type": "success"}})
+    assert told.status == 200, told.body
+
+
 async def taught(rig: Rig) -> tuple[str, str]:
     """A session, and its run."""
     told = await rig.ask("create_session", {"user_metadata": {"policy": POLICY}})
@@ -53,8 +69,7 @@ async def test_what_is_sampled_from_stays_until_its_client_is_done(tmp_path: Pat
             await save(rig, run, 3 * number + 3, sampling_session_seq_id=number)
         await keeps(rig, {"0": 1, "1": 2, "2": 3})
         assert prune(rig) == [1, 2, 3]
-        told = await rig.ask(f"sessions/{session}/finish", {"reason": {"type": "success"}})
-        assert told.status == 200, told.body
+        await finish(rig, session)
         await keeps(rig, {})
         assert prune(rig) == [3]
 
@@ -73,13 +88,7 @@ async def test_what_nobody_samples_from_is_let_go_of_and_kept_again_when_somebod
         session, run = await taught(rig)
         await rig.result(await rig.train(run, 1))
         await save(rig, run, 3, path="first")
-        new = {
-            "session_id": session,
-            "sampling_session_seq_id": 5,
-            "model_path": f"tinker://{run}/sampler_weights/first",
-        }
-        made = await rig.ask("create_sampling_session", new)
-        assert made.status == 200, made.body
+        made = await sampler(rig, session, f"tinker://{run}/sampler_weights/first")
         await keeps(rig, {"5": 1})
         await rig.service._retention.sweep()
         assert kept(rig) == {}
@@ -105,8 +114,68 @@ async def test_it_is_kept_over_a_crash_and_let_go_afterwards(tmp_path: Path) -> 
         await rig.restart()
         await rig.service._retention.sweep()
         assert kept(rig) == {"0": 1}
-        await rig.ask(f"sessions/{session}/finish", {"reason": {"type": "success"}})
+        await finish(rig, session)
         await keeps(rig, {})
+
+
+async def saved(rig: Rig) -> tuple[str, str]:
+    """A session, and the path of a revision that its run has saved."""
+    session, run = await taught(rig)
+    await rig.result(await rig.train(run, 1))
+    return session, (await save(rig, run, 3, path="first"))["path"]
+
+
+async def test_nothing_outlives_a_session_that_ends_while_the_catalog_is_told_of_it(tmp_path: Path) -> None:
+    async with Rig(tmp_path, tenant="acme") as rig:
+        session, path = await saved(rig)
+        rig.mesh.stop_registrar()
+        await sampler(rig, session, path)
+        await until(lambda: len(rig.service.journal.held()) == 1)
+        await finish(rig, session)
+        rig.mesh.start_registrar()
+        await until(lambda: not rig.service.journal.held())
+        await asyncio.sleep(1.0)
+        assert kept(rig) == {}
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+async def test_what_ended_while_the_catalog_was_away_is_let_go_of_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, crashes: bool
+) -> None:
+    monkeypatch.setattr(publishing, "_PATIENCE_S", 0.0)
+    async with Rig(tmp_path, tenant="acme") as rig:
+        session, path = await saved(rig)
+        await sampler(rig, session, path)
+        await keeps(rig, {"5": 1})
+        rig.mesh.stop_registrar()
+        await finish(rig, session)
+        await until(lambda: "is kept, or let go, later" in caplog.text)
+        if crashes:
+            await rig.crash()
+        rig.mesh.start_registrar()
+        if crashes:
+            await rig.restart()
+        await until_swept(rig, {})
+        assert rig.service.journal.held() == []
+
+
+async def test_what_could_not_be_kept_while_the_catalog_was_away_is_kept_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publishing, "_PATIENCE_S", 0.0)
+    async with Rig(tmp_path, tenant="acme") as rig:
+        session, path = await saved(rig)
+        rig.mesh.stop_registrar()
+        await sampler(rig, session, path)
+        await until(lambda: "is kept, or let go, later" in caplog.text)
+        rig.mesh.start_registrar()
+        await until_swept(rig, {"5": 1})
+
+
+async def until_swept(rig: Rig, revisions: dict[str, int]) -> None:
+    async with asyncio.timeout(20):
+        while kept(rig) != revisions:
+            await rig.service._retention.sweep()
 
 
 async def test_a_session_that_ends_at_once_keeps_nothing(tmp_path: Path) -> None:
@@ -114,6 +183,6 @@ async def test_a_session_that_ends_at_once_keeps_nothing(tmp_path: Path) -> None
         session, run = await taught(rig)
         await rig.result(await rig.train(run, 1))
         await save(rig, run, 3, sampling_session_seq_id=0)
-        await rig.ask(f"sessions/{session}/finish", {"reason": {"type": "success"}})
+        await finish(rig, session)
         await asyncio.sleep(1.0)
         assert kept(rig) == {}
