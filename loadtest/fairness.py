@@ -124,9 +124,11 @@ async def beside(
 
 def requests_per_s(constants: EngineConstants, sequences: int) -> float:
     """What one engine answers a second with ``sequences`` of different adapters always running."""
-    step_s = constants.step_s + sequences * (constants.sequence_s + constants.adapter_s)
-    request_s = TOKENS * step_s + sequences * PROMPT * constants.prefill_s
-    return sequences / request_s
+    decoding_s = (TOKENS - 1) * constants.step_seconds(sequences=sequences, adapters=sequences)
+    prompts_s = constants.step_seconds(
+        sequences=sequences, prompt_tokens=sequences * PROMPT, adapters=sequences, prefilled=sequences
+    )
+    return sequences / (decoding_s + prompts_s)
 
 
 async def _crowd(world: World, policies: list[str], seconds: float) -> list[Result]:
