@@ -75,16 +75,19 @@ def fit(samples: dict[str, Any], adapter_bytes: int) -> EngineConstants:
     step_s, sequence_s = _fastest(samples["interval_s"])
     adapters_s, with_adapter_s = _fastest(samples["adapters_interval_s"])
     first_s, prefill_s = _fastest(samples["first_token_s"])
+    _, token_s = _fastest(samples["adapter_first_token_s"])
     _, more_s = _fastest(samples["at_once_s"])
     _, more_with_adapter_s = _fastest(samples["adapters_at_once_s"])
     fetch_s, fetch_byte_s = _fastest(samples["fetch_s"])
     call_s = min(samples["install_call_s"])
     adapter_s = max(0.0, with_adapter_s - sequence_s)
+    adapter_prefill_s = max(0.0, token_s - prefill_s)
     # an engine can't lose more to a call than the call took
     install_s = min(call_s, max(0.0, statistics.median(samples["install_stall_s"])))
     found = {
         "step_s": step_s, "sequence_s": sequence_s, "prefill_s": prefill_s, "adapters_s": adapters_s - step_s,
-        "adapter_s": adapter_s, "adapter_prefill_s": more_with_adapter_s - more_s - adapter_s,
+        "adapter_s": adapter_s, "adapter_prefill_s": adapter_prefill_s,
+        "adapter_prompt_s": more_with_adapter_s - more_s - adapter_s - SHORT * adapter_prefill_s,
         "request_s": first_s - step_s - sequence_s, "front_s": more_s - sequence_s - SHORT * prefill_s,
         "install_s": install_s, "install_byte_s": 0.0, "prepare_s": call_s - install_s - CALL_S,
         "remove_s": min(samples["remove_call_s"]) - CALL_S,
@@ -189,13 +192,14 @@ class _Session:
         await self._batch([BASE] * 4, 64)
         self._say("steps and prompts")
         samples["interval_s"] = [(count, await self._intervals([BASE] * count)) for count in _SEQUENCES]
-        samples["first_token_s"] = [(length, await self._first_tokens(length)) for length in _PROMPTS]
+        samples["first_token_s"] = [(length, await self._first_tokens(BASE, length)) for length in _PROMPTS]
         samples["at_once_s"] = [(count, await self._first_of([BASE] * count)) for count in _SEQUENCES]
         self._say("adapters in a batch")
         names = [adapter.adapter for adapter in self._adapters.installables]
         samples["install_call_s"] = [await self._installed(adapter) for adapter in self._adapters.installables]
         await self._batch(names, SHORT)
         samples["adapters_interval_s"] = [(count, await self._intervals(names[:count])) for count in _SEQUENCES]
+        samples["adapter_first_token_s"] = [(length, await self._first_tokens(names[0], length)) for length in _PROMPTS]
         samples["adapters_at_once_s"] = [(count, await self._first_of(names[:count])) for count in _SEQUENCES]
         check = [names[place % SLOTS] for place in range(CHECK_SEQUENCES)]
         samples["check_s"] = [await self._last_of(check, CHECK_PROMPT, CHECK_TOKENS) for _ in range(self._rounds)]
@@ -270,8 +274,8 @@ class _Session:
             found.append((long - await self._last_of(models, SHORT, 2)) / _TOKENS)
         return found
 
-    async def _first_tokens(self, length: int) -> list[float]:
-        return [await self._last_of([BASE], length, 1) for _ in range(3 * self._rounds)]
+    async def _first_tokens(self, model: str, length: int) -> list[float]:
+        return [await self._last_of([model], length, 1) for _ in range(3 * self._rounds)]
 
     async def _first_of(self, models: Sequence[str]) -> list[float]:
         return [await self._last_of(models, SHORT, 1) for _ in range(self._rounds)]

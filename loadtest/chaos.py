@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from .page import Chart, Line, write_page
-from .report import environment, percentile, write_report
+from .report import environment, percentile, spread, write_report
 from .simulate.catalog import BASE, OpenCatalog
 from .simulate.client import Ask, Client, Patience, Result
 from .simulate.clock import simulate
@@ -91,7 +91,7 @@ def run(
         "statuses": {str(status): count for status, count in Counter(one.status for one in course.results).items()},
         "unrecovered": course.unrecovered[:100],
         "leaks": course.leaks[:100],
-        "total_s": [round(one.total_s, 3) for one in course.results if one.status == 200],
+        "total_spread_s": spread([round(one.total_s, 3) for one in course.results if one.status == 200]),
     }
     write_report(file, environment(seed=seed, engine="model", stand_in=stand_in), samples, summary)
     if plot is not None:

@@ -126,8 +126,9 @@ def requests_per_s(constants: EngineConstants, sequences: int) -> float:
     """What one engine answers a second with ``sequences`` of different adapters always running."""
     decoding_s = (TOKENS - 1) * constants.step_seconds(sequences=sequences, adapters=sequences)
     prompts_s = constants.step_seconds(
-        sequences=sequences, prompt_tokens=sequences * PROMPT, adapters=sequences, prefilled=sequences
-    )
+        sequences=sequences, prompt_tokens=sequences * PROMPT, adapters=sequences, prompted=sequences,
+        adapter_tokens=sequences * PROMPT,
+    )  # fmt: skip
     return sequences / (decoding_s + prompts_s)
 
 

@@ -24,7 +24,7 @@ from wire.node import Acquire, Refused
 from wire.outcomes import Outcome
 
 from .page import Chart, Line, write_page
-from .report import environment, percentile, write_report
+from .report import environment, percentile, spread, write_report
 from .simulate.catalog import MemoryCatalog
 from .simulate.client import Ask, Client, Result
 from .simulate.clock import simulate
@@ -113,8 +113,9 @@ def run(
         pairs.append((ours, sticky))
     summary = _summary(pairs)
     samples = {
-        "ours_total_s": [round(one.total_s, 4) for ours, _ in pairs for one in ours.results],
-        "sticky_total_s": [round(one.total_s, 4) for _, sticky in pairs for one in sticky.results],
+        "p95_s": [[round(one.p95_s, 4) for one in pair] for pair in pairs],
+        "ours_total_spread_s": spread([round(one.total_s, 4) for ours, _ in pairs for one in ours.results]),
+        "sticky_total_spread_s": spread([round(one.total_s, 4) for _, sticky in pairs for one in sticky.results]),
         "leaks": [leak for pair in pairs for run_ in pair for leak in run_.leaks],
     }
     write_report(file, environment(seed=seed, engine="model", stand_in=stand_in), samples, summary)

@@ -22,7 +22,7 @@ from catalog.view import CatalogView
 
 from .catalog.filled import BASE, FINGERPRINT, fill, policy_name
 from .page import Chart, Line, write_page
-from .report import environment, percentile, write_report
+from .report import environment, percentile, spread, write_report
 from .simulate.catalog import OpenCatalog
 from .simulate.client import Ask, Client, Result
 from .simulate.clock import simulate
@@ -76,7 +76,7 @@ def run(
         "leaks": sum(len(each.leaks) for each in waves),
     }
     by_node = [dict(sorted(Counter(one.node for one in each.results).items())) for each in waves]
-    samples = {"total_s": [round(one, 4) for one in served], "served_by_node": by_node}
+    samples = {"total_spread_s": spread([round(one, 4) for one in served]), "served_by_node": by_node}
     write_report(file, environment(seed=seed, engine="model", stand_in=stand_in), samples, summary)
     if plot is not None:
         counts = sorted(by_node[0].values())

@@ -194,7 +194,8 @@ class EngineModel:
             sequences=len(decoding) + len(begun),
             prompt_tokens=sum(tokens for _, tokens in prefilling),
             adapters=_adapters(decoding + begun),
-            prefilled=_adapters(begun),
+            prompted=_adapters(begun),
+            adapter_tokens=sum(tokens for sequence, tokens in prefilling if sequence.adapter),
         )
         return prefilling, seconds
 
