@@ -42,7 +42,8 @@ OURS = Shape(
 )  # fmt: skip
 # what is ours of admission does not slow it down
 STICKY = Shape(
-    nodes=NODES, slots=SLOTS, arena=ARENA, settings={"loads_in_flight": 1, "tenant_loads_per_s": 1e6}
+    nodes=NODES, slots=SLOTS, arena=ARENA,
+    settings={"loads_in_flight": 1, "tenant_loads_per_s": 1e6, "tenant_loads_share": 1e6},
 )  # fmt: skip
 _MOST_LOADS, _PAUSE_S = 2, 1.0
 # until leases that were lost on the way would have ended, and books been compared
