@@ -25,7 +25,7 @@ from .report import environment, percentile, spread, write_report
 from .simulate.catalog import BASE, OpenCatalog
 from .simulate.client import Ask, Client, Patience, Result
 from .simulate.clock import simulate
-from .simulate.constants import EngineConstants, read_constants
+from .simulate.constants import MEASURED, EngineConstants, read_constants
 from .simulate.faults import Wrecker
 from .simulate.recorder import Recorder
 from .simulate.registrar import RegistrarProcess
@@ -75,10 +75,11 @@ class Course(msgspec.Struct):
 
 
 def run(
-    file: Path, *, small: bool, seed: int, plot: Path | None = None, say: Callable[[str], object] = lambda text: None
-) -> dict[str, Any]:
+    file: Path, *, small: bool, seed: int, engine: Path = MEASURED, plot: Path | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> dict[str, Any]:  # fmt: skip
     """Simulate and write the report; returns the summary. An hour of simulated time if ``small``, else a day."""
-    constants, stand_in = read_constants()
+    constants, stand_in = read_constants(engine)
     hours, rate, every_s = (1.0, 2.0, 30.0) if small else (24.0, 1.0, 60.0)
     say(f"{hours:g} h of simulated time")
     with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:

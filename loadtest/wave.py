@@ -26,7 +26,7 @@ from .report import environment, percentile, spread, write_report
 from .simulate.catalog import OpenCatalog
 from .simulate.client import Ask, Client, Result
 from .simulate.clock import simulate
-from .simulate.constants import EngineConstants, read_constants
+from .simulate.constants import MEASURED, EngineConstants, read_constants
 from .simulate.recorder import Recorder
 from .simulate.world import Shape, World
 from .traffic import rounds_in_random_order
@@ -52,10 +52,11 @@ class Wave(msgspec.Struct):
 
 
 def run(
-    file: Path, *, small: bool, seed: int, plot: Path | None = None, say: Callable[[str], object] = lambda text: None
-) -> dict[str, Any]:
+    file: Path, *, small: bool, seed: int, engine: Path = MEASURED, plot: Path | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> dict[str, Any]:  # fmt: skip
     """Simulate and write the report; returns the summary. ``small`` is one wave, else three of different seeds."""
-    constants, stand_in = read_constants()
+    constants, stand_in = read_constants(engine)
     waves = []
     with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
         say(f"filling a catalog of {CATALOG:,} policies")

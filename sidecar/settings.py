@@ -50,7 +50,7 @@ class NodeTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     loads_in_flight: int = 8
     loads_queued: int = 64
     loads_queued_per_tenant: int = 48
-    loads_queued_s: float = 3.0
+    loads_queued_s: float = 20.0
     waiters_per_load: int = 4096
     tenant_loads_per_s: float = 4.0
     tenant_loads_share: float = 0.1

@@ -1,8 +1,10 @@
-"""Whose turn it is: deficit round robin over tenants, those that had nothing waiting first.
+"""Whose turn it is: the oldest item's, of tenants that have had about as much; those that had nothing waiting first.
 
-Deficit round robin (Shreedhar and Varghese, 1995) with the two lists of FQ-CoDel (RFC 8290, section 4): a tenant that
-comes with its first item is served ahead of those that are always waiting, once; after that it takes its place in the
-round like everybody else.
+Fair queueing by what each tenant has had, as deficit round robin has it (Shreedhar and Varghese, 1995), with the two
+lists of FQ-CoDel (RFC 8290, section 4): a tenant that comes with its first item is served ahead of those that are
+always waiting, once; after that it takes its place like everybody else. But strict rounds let the queues of tenants
+that ask for as much drift apart, and one waits twice as long as another by chance. So a tenant may be a few items ahead
+of others, and within that the oldest item goes.
 """
 
 from __future__ import annotations
@@ -26,29 +28,33 @@ _FADING = 0.98
 Item = TypeVar("Item", bound=Orderable)
 
 
+# so many quanta may a tenant have had more than another that waits
+AHEAD = 8.0
+
+
 class _Flow(Generic[Item]):
-    """One tenant: what it has waiting, and what it may still spend before its turn is over."""
+    """One tenant: what it has waiting, and what it has had since everybody had none waiting."""
 
-    __slots__ = ("deficit", "items", "tenant")
+    __slots__ = ("had", "items", "new", "tenant")
 
-    def __init__(self, tenant: str) -> None:
+    def __init__(self, tenant: str, had: float) -> None:
         self.tenant = tenant
-        self.deficit = 0.0
+        self.had = had
+        self.new = True
         self.items: list[Item] = []
 
 
 class Turns(Generic[Item]):
     """Waiting items by tenant. Costs are in any one unit, and positive; a quantum is the largest of late.
 
-    So a tenant's turn is at least one item long, and between two turns of a tenant every other one gets at most one
-    quantum and the item that used it up.
+    Of two tenants that wait all the time neither gets more than ``AHEAD`` quanta, and the item that used them up, more
+    than the other.
     """
 
     def __init__(self) -> None:
+        # those of whom something waits, and those that have had more than the least of them
         self._flows: dict[str, _Flow[Item]] = {}
-        # in the order of their turns; each flow is in one of them
-        self._new: dict[str, _Flow[Item]] = {}
-        self._old: dict[str, _Flow[Item]] = {}
+        self._least = 0.0
         self._quantum = 0.0
         self._count = 0
 
@@ -87,27 +93,27 @@ class Turns(Generic[Item]):
     def add(self, tenant: str, item: Item, cost: float) -> None:
         """``item`` waits, at the place that its age gives it among those of its tenant."""
         self._quantum = max(_FADING * self._quantum, cost)
+        self._forget_the_idle()
         flow = self._flows.get(tenant)
         if flow is None:
-            flow = self._flows[tenant] = self._new[tenant] = _Flow(tenant)
+            flow = self._flows[tenant] = _Flow(tenant, self._least)
         insort(flow.items, item)
         self._count += 1
 
     def remove(self, tenant: str, item: Item) -> None:
-        """``item`` waits no more. Its tenant keeps its place in the round until its turn comes."""
+        """``item`` waits no more. What its tenant has had is remembered until the others have had more."""
         self._flows[tenant].items.remove(item)
         self._count -= 1
         if not self._count:
             self._flows.clear()
-            self._new.clear()
-            self._old.clear()
-            self._quantum = 0.0
+            self._least = self._quantum = 0.0
 
     def charge(self, tenant: str, cost: float) -> None:
         """An item of ``tenant`` had its turn; a negative ``cost`` gives back what was charged in vain."""
         flow = self._flows.get(tenant)
         if flow is not None:
-            flow.deficit -= cost
+            flow.had += cost
+            flow.new = False
 
     def order(self) -> Iterator[Item]:
         """Every waiting item once, each when it is its turn.
@@ -115,32 +121,31 @@ class Turns(Generic[Item]):
         Whoever takes one removes and charges it before going on. What can't be taken now keeps its place, and its
         tenant's next one is tried. What is added meanwhile is not seen.
         """
-        ring = deque((flow, iter(tuple(flow.items))) for flow in (*self._new.values(), *self._old.values()))
-        while ring:
-            flow, untried = ring[0]
-            if flow.items and flow.deficit < 0.0:
-                flow.deficit += self._quantum
-                self._to_the_end(flow)
-                ring.rotate(-1)
-                continue
-            item = next(untried, None)
-            if item is not None:
-                yield item
-                continue
-            ring.popleft()
-            if not flow.items:
-                self._retire(flow)
+        self._forget_the_idle()
+        most = self._least + AHEAD * self._quantum
+        turns = [
+            _turn(flow, place, untried, most)
+            for place, flow in enumerate(self._flows.values())
+            if (untried := deque(flow.items))
+        ]
+        heapq.heapify(turns)
+        while turns:
+            *_, place, flow, untried = heapq.heappop(turns)
+            yield untried.popleft()
+            if untried:
+                heapq.heappush(turns, _turn(flow, place, untried, most))
 
-    def _to_the_end(self, flow: _Flow[Item]) -> None:
-        if self._flows.get(flow.tenant) is flow:
-            self._new.pop(flow.tenant, None)
-            self._old.pop(flow.tenant, None)
-            self._old[flow.tenant] = flow
-
-    def _retire(self, flow: _Flow[Item]) -> None:
-        """It has nothing waiting. One that was new stays for a round, or coming again at once would always pay."""
-        if self._new.get(flow.tenant) is flow:
-            self._to_the_end(flow)
-        elif self._old.get(flow.tenant) is flow:
-            del self._old[flow.tenant]
+    def _forget_the_idle(self) -> None:
+        """Tenants of whom nothing waits are as good as new once everybody who waits has had more."""
+        waiting = [flow.had for flow in self._flows.values() if flow.items]
+        self._least = max(self._least, min(waiting, default=self._least))
+        for flow in [flow for flow in self._flows.values() if not flow.items and flow.had < self._least]:
             del self._flows[flow.tenant]
+
+
+def _turn(flow: _Flow[Item], place: int, untried: deque[Item], most: float) -> tuple[Any, ...]:
+    """The lesser goes first: new tenants as they came, then the oldest items, then whoever has had least of those that
+    are too far ahead. ``place`` tells turns apart."""
+    if flow.new:
+        return 0, 0.0, place, place, flow, untried
+    return 1, max(0.0, flow.had - most), untried[0], place, flow, untried
