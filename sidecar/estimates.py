@@ -8,7 +8,6 @@ from .admission import Load, LoadQueue, Stage
 from .pace import Pace
 from .promises import Promises
 from .slots import LoadKey
-from .turns import AHEAD
 
 _MIN_RETRY_S = 0.1
 _ACCURATE = 2.0
@@ -78,8 +77,7 @@ class Estimates:
         self._counts["retry_after_unclaimed"] += self._promises.expire(now)
 
     def _drains_in_s(self, base: str, tenant: str, own: float, now: float) -> float:
-        """Seconds until ``own`` loads of ``tenant`` will have left the queue, and others by then: as many of each other
-        tenant, and by how much that may be ahead."""
+        """Seconds until ``own`` loads of ``tenant`` will have left the queue, and others by then: it goes in rounds."""
         others = (count for name, count in demands(self._queue, self._promises).items() if name != tenant)
-        drains_in_s = self._queue.drains_in_s(own + sum(min(count, own + AHEAD) for count in others), now)
+        drains_in_s = self._queue.drains_in_s(own + sum(min(count, own) for count in others), now)
         return max(drains_in_s, own * self._pace.interval_s(base, tenant, now))

@@ -1,10 +1,10 @@
-"""Whose turn it is: the oldest item's, of tenants that have had about as much; those that had nothing waiting first.
+"""Whose turn it is: fair queueing over tenants, those that had nothing waiting first.
 
-Fair queueing by what each tenant has had, as deficit round robin has it (Shreedhar and Varghese, 1995), with the two
-lists of FQ-CoDel (RFC 8290, section 4): a tenant that comes with its first item is served ahead of those that are
-always waiting, once; after that it takes its place like everybody else. But strict rounds let the queues of tenants
-that ask for as much drift apart, and one waits twice as long as another by chance. So a tenant may be a few items ahead
-of others, and within that the oldest item goes.
+What each tenant has had decides, as in deficit round robin (Shreedhar and Varghese, 1995), with the two lists of
+FQ-CoDel (RFC 8290, section 4): a tenant that comes with its first item is served ahead of those that are always
+waiting, once; after that it takes its place like everybody else. Turns of equal length let the queues of tenants that
+ask for as much drift apart, and one waits twice as long as another by chance. So a tenant of which somewhat more waits
+than of others has longer turns, and waits about as long; a flood, of which many times as much waits, has not.
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ class Orderable(Protocol):
     def __lt__(self, other: Any) -> bool: ...
 
 
-# what a quantum keeps from one item that comes to the next, so that one large item is not for ever the measure
-_FADING = 0.98
-
 Item = TypeVar("Item", bound=Orderable)
 
 
-# so many quanta may a tenant have had more than another that waits
-AHEAD = 8.0
+# how many times as long as others' a tenant's turn may be. It is so where as many times as much of it waits as of the
+# others in the mean; with more than that, it is the less a tenant like the others, and the more a flood
+LONGEST = 2.0
 
 
 class _Flow(Generic[Item]):
-    """One tenant: what it has waiting, and what it has had since everybody had none waiting."""
+    """One tenant: what it has waiting, and what it has had, over the length of its turns."""
 
     __slots__ = ("had", "items", "new", "tenant")
 
@@ -45,17 +43,16 @@ class _Flow(Generic[Item]):
 
 
 class Turns(Generic[Item]):
-    """Waiting items by tenant. Costs are in any one unit, and positive; a quantum is the largest of late.
+    """Waiting items by tenant. Costs are in any one unit, and positive.
 
-    Of two tenants that wait all the time neither gets more than ``AHEAD`` quanta, and the item that used them up, more
-    than the other.
+    A tenant that waits all the time gets at least a ``LONGEST``-th of what any other gets, and as much as one of which
+    less waits, or very much more.
     """
 
     def __init__(self) -> None:
         # those of whom something waits, and those that have had more than the least of them
         self._flows: dict[str, _Flow[Item]] = {}
         self._least = 0.0
-        self._quantum = 0.0
         self._count = 0
 
     def __len__(self) -> int:
@@ -92,7 +89,6 @@ class Turns(Generic[Item]):
 
     def add(self, tenant: str, item: Item, cost: float) -> None:
         """``item`` waits, at the place that its age gives it among those of its tenant."""
-        self._quantum = max(_FADING * self._quantum, cost)
         self._forget_the_idle()
         flow = self._flows.get(tenant)
         if flow is None:
@@ -106,13 +102,13 @@ class Turns(Generic[Item]):
         self._count -= 1
         if not self._count:
             self._flows.clear()
-            self._least = self._quantum = 0.0
+            self._least = 0.0
 
     def charge(self, tenant: str, cost: float) -> None:
         """An item of ``tenant`` had its turn; a negative ``cost`` gives back what was charged in vain."""
         flow = self._flows.get(tenant)
         if flow is not None:
-            flow.had += cost
+            flow.had += cost / self._length(flow)
             flow.new = False
 
     def order(self) -> Iterator[Item]:
@@ -122,9 +118,8 @@ class Turns(Generic[Item]):
         tenant's next one is tried. What is added meanwhile is not seen.
         """
         self._forget_the_idle()
-        most = self._least + AHEAD * self._quantum
         turns = [
-            _turn(flow, place, untried, most)
+            _turn(flow, place, untried)
             for place, flow in enumerate(self._flows.values())
             if (untried := deque(flow.items))
         ]
@@ -133,7 +128,16 @@ class Turns(Generic[Item]):
             *_, place, flow, untried = heapq.heappop(turns)
             yield untried.popleft()
             if untried:
-                heapq.heappush(turns, _turn(flow, place, untried, most))
+                heapq.heappush(turns, _turn(flow, place, untried))
+
+    def _length(self, flow: _Flow[Item]) -> float:
+        """Of the turn that an item of ``flow`` just had, the item included."""
+        others = sum(bool(other.items) for other in self._flows.values() if other is not flow)
+        if not others:
+            return 1.0
+        own = len(flow.items) + 1
+        more = own * others / (self._count + 1 - own)
+        return max(1.0, min(more, 2.0 * LONGEST - more))
 
     def _forget_the_idle(self) -> None:
         """Tenants of whom nothing waits are as good as new once everybody who waits has had more."""
@@ -143,9 +147,11 @@ class Turns(Generic[Item]):
             del self._flows[flow.tenant]
 
 
-def _turn(flow: _Flow[Item], place: int, untried: deque[Item], most: float) -> tuple[Any, ...]:
-    """The lesser goes first: new tenants as they came, then the oldest items, then whoever has had least of those that
-    are too far ahead. ``place`` tells turns apart."""
+def _turn(flow: _Flow[Item], place: int, untried: deque[Item]) -> tuple[Any, ...]:
+    """The lesser goes first: new tenants as they came, then whoever has had least, then the oldest item.
+
+    ``place`` tells turns apart.
+    """
     if flow.new:
         return 0, 0.0, place, place, flow, untried
-    return 1, max(0.0, flow.had - most), untried[0], place, flow, untried
+    return 1, flow.had, untried[0], place, flow, untried
