@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from backends.interface import EngineSettings
 from loadtest.calibrate import fit
+from loadtest.held_out import model_over_real
+from loadtest.simulate.backend import EngineProcess
+from loadtest.simulate.clock import simulate
 from loadtest.simulate.constants import EngineConstants, read_constants
 from tests.loadtest.simulate.support import constants
 from wire.outcomes import InvalidRequest
@@ -60,6 +65,24 @@ def test_what_is_lost_in_noise_is_nothing_and_not_less() -> None:
 def test_a_call_costs_the_engine_no_more_than_it_took() -> None:
     found = fit(samples(install_stall_s=[0.5], stock_stall_s=[9.0]), 5_000)
     assert (found.install_s, found.prepare_s, found.stock_install_s) == (0.0325, 0.0, 1.2)
+
+
+def test_the_model_is_compared_with_what_nothing_was_fitted_to() -> None:
+    # one request begins alone, and the others have 16 tokens after it; a load of 2 s each step of 1 s
+    real = {"check_s": [17.0, 20.0], "loads_check_s": [(96.0, 60.0), (99.0, 70.0)]}
+    found = model_over_real(constants(), real)
+    assert found == {"model_over_real": 1.0, "loads_model_over_real": pytest.approx(0.5, abs=0.02)}
+
+
+def test_the_server_takes_what_comes_one_after_another() -> None:
+    async def passing() -> list[float]:
+        settings = EngineSettings(name="e", base="b", fingerprint="f" * 64)
+        engine = EngineProcess(settings, constants(front_s=1.0), stock=False)
+        found = [engine.passes_in(3.0) for _ in range(3)]
+        await asyncio.sleep(10.0)
+        return [*found, engine.passes_in(0.5)]
+
+    assert simulate(passing) == [3.0, 4.0, 5.0, 1.0]
 
 
 def _written(file: Path, body: object) -> Path:
