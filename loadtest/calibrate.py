@@ -41,7 +41,7 @@ from .simulate.constants import EngineConstants
 
 _SEQUENCES = (1, 2, 4, 8, 16)
 _PROMPTS = (16, 128, 512)
-_TOKENS = 32
+_FEW, _TOKENS = 2, 32
 # a stream beside calls is hung up on when they are done
 _CONTEXT, _STREAM_TOKENS = 8192, 8000
 
@@ -72,8 +72,8 @@ def fit(samples: dict[str, Any], adapter_bytes: int) -> EngineConstants:
 
     Of what was timed several times the fastest counts, which other work on the machine disturbed least.
     """
-    step_s, sequence_s = _fastest(samples["interval_s"])
-    adapters_s, with_adapter_s = _fastest(samples["adapters_interval_s"])
+    step_s, sequence_s = _line(_intervals(samples["tokens_s"]))
+    adapters_s, with_adapter_s = _line(_intervals(samples["adapters_tokens_s"]))
     first_s, prefill_s = _fastest(samples["first_token_s"])
     _, token_s = _fastest(samples["adapter_first_token_s"])
     _, more_s = _fastest(samples["at_once_s"])
@@ -95,6 +95,14 @@ def fit(samples: dict[str, Any], adapter_bytes: int) -> EngineConstants:
         "fetch_s": fetch_s, "fetch_byte_s": fetch_byte_s, "start_s": samples["start_s"],
     }  # fmt: skip
     return EngineConstants(adapter_bytes=adapter_bytes, **{name: max(0.0, value) for name, value in found.items()})
+
+
+def _intervals(found: Sequence[tuple[float, Sequence[float], Sequence[float]]]) -> list[tuple[float, float]]:
+    """Seconds between two tokens of so many sequences: what more tokens take more, over their number.
+
+    Ends alone count: on a busy machine tokens come in lumps.
+    """
+    return [(count, (min(many) - min(few)) / _TOKENS) for count, few, many in found]
 
 
 def _fastest(found: Sequence[tuple[float, Sequence[float]]]) -> tuple[float, float]:
@@ -191,14 +199,14 @@ class _Session:
     async def _measure(self, samples: dict[str, Any]) -> None:
         await self._batch([BASE] * 4, 64)
         self._say("steps and prompts")
-        samples["interval_s"] = [(count, await self._intervals([BASE] * count)) for count in _SEQUENCES]
+        samples["tokens_s"] = [await self._tokens([BASE] * count) for count in _SEQUENCES]
         samples["first_token_s"] = [(length, await self._first_tokens(BASE, length)) for length in _PROMPTS]
         samples["at_once_s"] = [(count, await self._first_of([BASE] * count)) for count in _SEQUENCES]
         self._say("adapters in a batch")
         names = [adapter.adapter for adapter in self._adapters.installables]
         samples["install_call_s"] = [await self._installed(adapter) for adapter in self._adapters.installables]
         await self._batch(names, SHORT)
-        samples["adapters_interval_s"] = [(count, await self._intervals(names[:count])) for count in _SEQUENCES]
+        samples["adapters_tokens_s"] = [await self._tokens(names[:count]) for count in _SEQUENCES]
         samples["adapter_first_token_s"] = [(length, await self._first_tokens(names[0], length)) for length in _PROMPTS]
         samples["adapters_at_once_s"] = [(count, await self._first_of(names[:count])) for count in _SEQUENCES]
         check = [names[place % SLOTS] for place in range(CHECK_SEQUENCES)]
@@ -263,16 +271,13 @@ class _Session:
         request = completion(BASE, prompt=self._prompt(SHORT), tokens=_STREAM_TOKENS, token=self._backend.token())
         return (await self._generator.beside(request, work, LEAD_S)).stalled_s
 
-    async def _intervals(self, models: Sequence[str]) -> list[float]:
-        """Seconds between two tokens while all of ``models`` decode: what more tokens take more, over their number.
-
-        Ends alone count: on a busy machine tokens come in lumps.
-        """
-        found = []
+    async def _tokens(self, models: Sequence[str]) -> tuple[int, list[float], list[float]]:
+        """Seconds that few tokens take, and many, while all of ``models`` decode."""
+        few, many = [], []
         for _ in range(self._rounds):
-            long = await self._last_of(models, SHORT, _TOKENS + 2)
-            found.append((long - await self._last_of(models, SHORT, 2)) / _TOKENS)
-        return found
+            few.append(await self._last_of(models, SHORT, _FEW))
+            many.append(await self._last_of(models, SHORT, _FEW + _TOKENS))
+        return len(models), few, many
 
     async def _first_tokens(self, model: str, length: int) -> list[float]:
         return [await self._last_of([model], length, 1) for _ in range(3 * self._rounds)]
