@@ -35,7 +35,7 @@ from .traffic import Arrival, drifting_zipf, merged, poisson, policy_names
 FLEET = Shape(
     nodes=4, slots=8, gateways=2, arena=12, acquire_timeout_s=60.0,
     # answers are short, so that a load rarely waits long for a slot
-    settings={"loads_queued": 16, "load_timeout_s": 20.0, "slot_age_bound_s": 0.2},
+    settings={"loads_queued": 16, "loads_queued_s": 0.0, "load_timeout_s": 20.0, "slot_age_bound_s": 0.2},
 )  # fmt: skip
 POLICIES, TENANTS = 64, 4
 TOKENS, PROMPT = 64, 32
