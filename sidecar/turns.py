@@ -30,6 +30,11 @@ Item = TypeVar("Item", bound=Orderable)
 LONGEST = 2.0
 
 
+def length(more: float) -> float:
+    """Of the turns of a tenant of which ``more`` times as much waits as of others, in turns of theirs."""
+    return max(1.0, min(more, 2.0 * LONGEST - more))
+
+
 class _Flow(Generic[Item]):
     """One tenant: what it has waiting, and what it has had, over the length of its turns."""
 
@@ -136,8 +141,7 @@ class Turns(Generic[Item]):
         if not others:
             return 1.0
         own = len(flow.items) + 1
-        more = own * others / (self._count + 1 - own)
-        return max(1.0, min(more, 2.0 * LONGEST - more))
+        return length(own * others / (self._count + 1 - own))
 
     def _forget_the_idle(self) -> None:
         """Tenants of whom nothing waits are as good as new once everybody who waits has had more."""
