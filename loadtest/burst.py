@@ -72,7 +72,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
         root = Path(scratch)
         base = write_base(root / "base", plan.size, seed)
-        node = {"loads_queued": _QUEUED, "arena_bytes": 1 << 30}
+        node = {"loads_queued": _QUEUED, "loads_queued_s": 0.0, "arena_bytes": 1 << 30}
         engine = {**_ENGINE, "slots": plan.policies, "max_model_len": plan.size.context}
         say("starting the mesh")
         with EngineMesh(root / "mesh", base, {**engine, "extra_args": list(_ENGINE["extra_args"])}, node) as mesh:

@@ -33,20 +33,17 @@ from wire.outcomes import EngineFailed
 from .base_model import PLAIN_TOKENS, BaseSize, write_base
 from .deployment import BASE
 from .generator import Generator, Sample, completion
+from .held_out import CHECK_PROMPT, CHECK_SEQUENCES, CHECK_TOKENS, LEAD_S, SHORT, SLOTS, model_over_real
 from .pack import write_adapter
 from .report import environment, write_report
-from .simulate.clock import simulate
+from .simulate.backend import CALL_S
 from .simulate.constants import EngineConstants
-from .simulate.engine import EngineModel
-from .simulate.engine import Sequence as Modelled
 
-SLOTS = 16
 _SEQUENCES = (1, 2, 4, 8, 16)
 _PROMPTS = (16, 128, 512)
-_TOKENS = 32
-# a stream beside calls is hung up on when they are done; it is looked at for this long before
-_CONTEXT, _STREAM_TOKENS, _LEAD_S = 8192, 8000, 1.0
-_CHECK_SEQUENCES, _CHECK_PROMPT, _CHECK_TOKENS = 12, 64, 16
+_FEW, _TOKENS = 2, 32
+# a stream beside calls is hung up on when they are done
+_CONTEXT, _STREAM_TOKENS = 8192, 8000
 
 
 def run(file: Path, *, small: bool, seed: int, size: BaseSize, say: Callable[[str], object]) -> dict[str, Any]:
@@ -55,17 +52,15 @@ def run(file: Path, *, small: bool, seed: int, size: BaseSize, say: Callable[[st
         root = Path(scratch)
         say("making a base and adapters of it")
         base = write_base(root / "base", msgspec.structs.replace(size, context=_CONTEXT), seed)
-        adapters = _Adapters(root, base, SLOTS + (4 if small else 12), seed)
+        adapters = _Adapters(root, base, SLOTS, seed)
         try:
             samples = asyncio.run(_Session(root, base, adapters, rounds=3 if small else 9, say=say, seed=seed).run())
         finally:
             adapters.close()
     constants = fit(samples, adapters.size)
-    predicted = simulate(lambda: _repeat(constants))
-    measured = min(samples["check_s"])
     summary: dict[str, Any] = {
         name: float(f"{value:.4g}") for name, value in msgspec.to_builtins(constants).items()
-    } | {"model_over_real": round(predicted / measured, 3)}
+    } | model_over_real(constants, samples)
     told = {"base": msgspec.to_builtins(size), "slots": SLOTS}
     where = environment(seed=seed, engine="vllm", stand_in=None) | told
     write_report(file, where, {**samples, "constants": msgspec.to_builtins(constants)}, summary)
@@ -77,22 +72,41 @@ def fit(samples: dict[str, Any], adapter_bytes: int) -> EngineConstants:
 
     Of what was timed several times the fastest counts, which other work on the machine disturbed least.
     """
-    step_s, sequence_s = _line([(count, min(found)) for count, found in samples["interval_s"]])
-    first_s, prefill_s = _line([(length, min(found)) for length, found in samples["first_token_s"]])
-    fetch_s, fetch_byte_s = _line([(length, min(found)) for length, found in samples["fetch_s"]])
-    most, base_s = samples["interval_s"][-1]
+    step_s, sequence_s = _line(_intervals(samples["tokens_s"]))
+    adapters_s, with_adapter_s = _line(_intervals(samples["adapters_tokens_s"]))
+    first_s, prefill_s = _fastest(samples["first_token_s"])
+    _, token_s = _fastest(samples["adapter_first_token_s"])
+    _, more_s = _fastest(samples["at_once_s"])
+    _, more_with_adapter_s = _fastest(samples["adapters_at_once_s"])
+    fetch_s, fetch_byte_s = _fastest(samples["fetch_s"])
     call_s = min(samples["install_call_s"])
+    adapter_s = max(0.0, with_adapter_s - sequence_s)
+    adapter_prefill_s = max(0.0, token_s - prefill_s)
     # an engine can't lose more to a call than the call took
-    install_s = min(call_s, statistics.median(samples["install_stall_s"]))
-    stock_s = min(min(samples["stock_call_s"]), statistics.median(samples["stock_stall_s"]))
+    install_s = min(call_s, max(0.0, statistics.median(samples["install_stall_s"])))
     found = {
-        "step_s": step_s, "sequence_s": sequence_s,
-        "adapter_s": (min(samples["adapters_interval_s"]) - min(base_s)) / most, "prefill_s": prefill_s,
-        "request_s": first_s - step_s - sequence_s, "install_s": install_s, "prepare_s": call_s - max(0.0, install_s),
-        "remove_s": min(samples["remove_call_s"]), "stock_install_s": stock_s, "fetch_s": fetch_s,
-        "fetch_byte_s": fetch_byte_s, "start_s": samples["start_s"], "install_byte_s": 0.0,
+        "step_s": step_s, "sequence_s": sequence_s, "prefill_s": prefill_s, "adapters_s": adapters_s - step_s,
+        "adapter_s": adapter_s, "adapter_prefill_s": adapter_prefill_s,
+        "adapter_prompt_s": more_with_adapter_s - more_s - adapter_s - SHORT * adapter_prefill_s,
+        "request_s": first_s - step_s - sequence_s, "front_s": more_s - sequence_s - SHORT * prefill_s,
+        "install_s": install_s, "install_byte_s": 0.0, "prepare_s": call_s - install_s - CALL_S,
+        "remove_s": min(samples["remove_call_s"]) - CALL_S,
+        "stock_install_s": min(min(samples["stock_call_s"]), statistics.median(samples["stock_stall_s"])),
+        "fetch_s": fetch_s, "fetch_byte_s": fetch_byte_s, "start_s": samples["start_s"],
     }  # fmt: skip
     return EngineConstants(adapter_bytes=adapter_bytes, **{name: max(0.0, value) for name, value in found.items()})
+
+
+def _intervals(found: Sequence[tuple[float, Sequence[float], Sequence[float]]]) -> list[tuple[float, float]]:
+    """Seconds between two tokens of so many sequences: what more tokens take more, over their number.
+
+    Ends alone count: on a busy machine tokens come in lumps.
+    """
+    return [(count, (min(many) - min(few)) / _TOKENS) for count, few, many in found]
+
+
+def _fastest(found: Sequence[tuple[float, Sequence[float]]]) -> tuple[float, float]:
+    return _line([(place, min(seconds)) for place, seconds in found])
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -185,18 +199,21 @@ class _Session:
     async def _measure(self, samples: dict[str, Any]) -> None:
         await self._batch([BASE] * 4, 64)
         self._say("steps and prompts")
-        samples["interval_s"] = [(count, await self._intervals([BASE] * count)) for count in _SEQUENCES]
-        samples["first_token_s"] = [(length, await self._first_tokens(length)) for length in _PROMPTS]
+        samples["tokens_s"] = [await self._tokens([BASE] * count) for count in _SEQUENCES]
+        samples["first_token_s"] = [(length, await self._first_tokens(BASE, length)) for length in _PROMPTS]
+        samples["at_once_s"] = [(count, await self._first_of([BASE] * count)) for count in _SEQUENCES]
         self._say("adapters in a batch")
-        for adapter in self._adapters.installables[:SLOTS]:
-            await self._backend.install(adapter, 120.0)
-        names = [adapter.adapter for adapter in self._adapters.installables[:SLOTS]]
-        await self._batch(names, 16)
-        samples["adapters_interval_s"] = await self._intervals(names)
-        check = [names[place % SLOTS] for place in range(_CHECK_SEQUENCES)]
-        samples["check_s"] = [await self._last_of(check, _CHECK_PROMPT, _CHECK_TOKENS) for _ in range(self._rounds)]
+        names = [adapter.adapter for adapter in self._adapters.installables]
+        samples["install_call_s"] = [await self._installed(adapter) for adapter in self._adapters.installables]
+        await self._batch(names, SHORT)
+        samples["adapters_tokens_s"] = [await self._tokens(names[:count]) for count in _SEQUENCES]
+        samples["adapter_first_token_s"] = [(length, await self._first_tokens(names[0], length)) for length in _PROMPTS]
+        samples["adapters_at_once_s"] = [(count, await self._first_of(names[:count])) for count in _SEQUENCES]
+        check = [names[place % SLOTS] for place in range(CHECK_SEQUENCES)]
+        samples["check_s"] = [await self._last_of(check, CHECK_PROMPT, CHECK_TOKENS) for _ in range(self._rounds)]
         for name in names:
             await self._backend.remove(name, 120.0)
+        samples["loads_check_s"] = [await self._loaded_at_once() for _ in range(self._rounds)]
         await self._coming_and_going(samples)
 
     async def _coming_and_going(self, samples: dict[str, Any]) -> None:
@@ -204,9 +221,9 @@ class _Session:
         self._say("adapters coming and going")
         host, port = self._backend.address()
         stock = VllmClient(host, port, self._backend.token())
-        named = list(zip(self._adapters.installables, self._adapters.folders, strict=True))[:SLOTS]
+        named = list(zip(self._adapters.installables, self._adapters.folders, strict=True))
         found: dict[str, list[float]] = {
-            name: [] for name in ("install_call_s", "remove_call_s", "stock_call_s", "install_stall_s", "stock_stall_s")
+            name: [] for name in ("remove_call_s", "stock_call_s", "install_stall_s", "stock_stall_s")
         }
 
         async def timed(name: str, call: Awaitable[object]) -> None:
@@ -216,7 +233,7 @@ class _Session:
 
         async def install() -> None:
             for adapter, _ in named:
-                await timed("install_call_s", self._backend.install(adapter, 120.0))
+                await self._backend.install(adapter, 120.0)
 
         async def load() -> None:
             for place, (_, folder) in enumerate(named):
@@ -232,23 +249,41 @@ class _Session:
         await stock.close()
         samples.update(found)
 
+    async def _installed(self, adapter: Installable) -> float:
+        begun = time.monotonic()
+        await self._backend.install(adapter, 120.0)
+        return time.monotonic() - begun
+
+    async def _loaded_at_once(self) -> tuple[float, float]:
+        """Seconds for all adapters, asked for at once, beside a stream, and what the stream loses to them."""
+        loaded = self._adapters.installables
+
+        async def load() -> None:
+            await asyncio.gather(*(self._backend.install(adapter, 120.0) for adapter in loaded))
+
+        request = completion(BASE, prompt=self._prompt(SHORT), tokens=_STREAM_TOKENS, token=self._backend.token())
+        beside = await self._generator.beside(request, load, LEAD_S)
+        for adapter in loaded:
+            await self._backend.remove(adapter.adapter, 120.0)
+        return beside.until - beside.since, beside.stalled_s
+
     async def _stalled_by(self, work: Callable[[], Awaitable[None]]) -> float:
-        request = completion(BASE, prompt=self._prompt(16), tokens=_STREAM_TOKENS, token=self._backend.token())
-        return (await self._generator.beside(request, work, _LEAD_S)).stalled_s
+        request = completion(BASE, prompt=self._prompt(SHORT), tokens=_STREAM_TOKENS, token=self._backend.token())
+        return (await self._generator.beside(request, work, LEAD_S)).stalled_s
 
-    async def _intervals(self, models: Sequence[str]) -> list[float]:
-        """Seconds between two tokens while all of ``models`` decode: what more tokens take more, over their number.
-
-        Ends alone count: on a busy machine tokens come in lumps.
-        """
-        found = []
+    async def _tokens(self, models: Sequence[str]) -> tuple[int, list[float], list[float]]:
+        """Seconds that few tokens take, and many, while all of ``models`` decode."""
+        few, many = [], []
         for _ in range(self._rounds):
-            long = await self._last_of(models, 16, _TOKENS + 2)
-            found.append((long - await self._last_of(models, 16, 2)) / _TOKENS)
-        return found
+            few.append(await self._last_of(models, SHORT, _FEW))
+            many.append(await self._last_of(models, SHORT, _FEW + _TOKENS))
+        return len(models), few, many
 
-    async def _first_tokens(self, length: int) -> list[float]:
-        return [await self._last_of([BASE], length, 1) for _ in range(3 * self._rounds)]
+    async def _first_tokens(self, model: str, length: int) -> list[float]:
+        return [await self._last_of([model], length, 1) for _ in range(3 * self._rounds)]
+
+    async def _first_of(self, models: Sequence[str]) -> list[float]:
+        return [await self._last_of(models, SHORT, 1) for _ in range(self._rounds)]
 
     async def _last_of(self, models: Sequence[str], length: int, tokens: int) -> float:
         """Seconds until the last of ``models`` has had all its tokens."""
@@ -286,30 +321,3 @@ class _Session:
                 seconds.append(time.perf_counter() - begun)
             found.append((length, seconds))
         return found
-
-
-async def _repeat(constants: EngineConstants) -> float:
-    """The check's run by the model: seconds until the last of its requests has ended."""
-    loop = asyncio.get_running_loop()
-    model = EngineModel(constants, SLOTS)
-    ended: list[asyncio.Future[float]] = []
-    for place in range(_CHECK_SEQUENCES):
-        await _installed(model, f"a{place}")
-    begun = loop.time()
-    for place in range(_CHECK_SEQUENCES):
-        end: asyncio.Future[float] = loop.create_future()
-        ended.append(end)
-
-        def on_token(content: str, last: bool, end: asyncio.Future[float] = end) -> None:
-            if last:
-                end.set_result(loop.time())
-
-        sequence = Modelled(f"a{place}", _CHECK_PROMPT, _CHECK_TOKENS, on_token, lambda message: None)
-        loop.call_later(constants.request_s, model.submit, sequence)
-    return max([await end for end in ended]) - begun
-
-
-async def _installed(model: EngineModel, adapter: str) -> None:
-    end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    model.install(adapter, 0.0, lambda: adapter, lambda result: end.set_result(None))
-    await end

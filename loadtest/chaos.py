@@ -21,11 +21,11 @@ from typing import Any
 import msgspec
 
 from .page import Chart, Line, write_page
-from .report import environment, percentile, write_report
+from .report import environment, percentile, spread, write_report
 from .simulate.catalog import BASE, OpenCatalog
 from .simulate.client import Ask, Client, Patience, Result
 from .simulate.clock import simulate
-from .simulate.constants import EngineConstants, read_constants
+from .simulate.constants import MEASURED, EngineConstants, read_constants
 from .simulate.faults import Wrecker
 from .simulate.recorder import Recorder
 from .simulate.registrar import RegistrarProcess
@@ -35,7 +35,7 @@ from .traffic import Arrival, drifting_zipf, merged, poisson, policy_names
 FLEET = Shape(
     nodes=4, slots=8, gateways=2, arena=12, acquire_timeout_s=60.0,
     # answers are short, so that a load rarely waits long for a slot
-    settings={"loads_queued": 16, "load_timeout_s": 20.0, "slot_age_bound_s": 0.2},
+    settings={"loads_queued": 16, "loads_queued_s": 0.0, "load_timeout_s": 20.0, "slot_age_bound_s": 0.2},
 )  # fmt: skip
 POLICIES, TENANTS = 64, 4
 TOKENS, PROMPT = 64, 32
@@ -75,10 +75,11 @@ class Course(msgspec.Struct):
 
 
 def run(
-    file: Path, *, small: bool, seed: int, plot: Path | None = None, say: Callable[[str], object] = lambda text: None
-) -> dict[str, Any]:
+    file: Path, *, small: bool, seed: int, engine: Path = MEASURED, plot: Path | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> dict[str, Any]:  # fmt: skip
     """Simulate and write the report; returns the summary. An hour of simulated time if ``small``, else a day."""
-    constants, stand_in = read_constants()
+    constants, stand_in = read_constants(engine)
     hours, rate, every_s = (1.0, 2.0, 30.0) if small else (24.0, 1.0, 60.0)
     say(f"{hours:g} h of simulated time")
     with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
@@ -91,7 +92,7 @@ def run(
         "statuses": {str(status): count for status, count in Counter(one.status for one in course.results).items()},
         "unrecovered": course.unrecovered[:100],
         "leaks": course.leaks[:100],
-        "total_s": [round(one.total_s, 3) for one in course.results if one.status == 200],
+        "total_spread_s": spread([round(one.total_s, 3) for one in course.results if one.status == 200]),
     }
     write_report(file, environment(seed=seed, engine="model", stand_in=stand_in), samples, summary)
     if plot is not None:

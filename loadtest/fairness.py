@@ -21,7 +21,7 @@ from .report import environment, percentile, write_report
 from .simulate.catalog import MemoryCatalog
 from .simulate.client import Ask, Client, Patience, Result
 from .simulate.clock import simulate
-from .simulate.constants import EngineConstants, read_constants
+from .simulate.constants import MEASURED, EngineConstants, read_constants
 from .simulate.recorder import Recorder
 from .simulate.world import Shape, World
 from .traffic import policy_names, uniform
@@ -60,10 +60,11 @@ class Neighbourhood:
 
 
 def run(
-    file: Path, *, small: bool, seed: int, plot: Path | None = None, say: Callable[[str], object] = lambda text: None
-) -> dict[str, Any]:
+    file: Path, *, small: bool, seed: int, engine: Path = MEASURED, plot: Path | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> dict[str, Any]:  # fmt: skip
     """Simulate and write the report; returns the summary."""
-    constants, stand_in = read_constants()
+    constants, stand_in = read_constants(engine)
     seconds, seeds = (20.0, 3) if small else (120.0, 9)
     runs: dict[Neighbours, list[Neighbourhood]] = {kind: [] for kind in Neighbours}
     for place in range(seeds):
@@ -124,9 +125,12 @@ async def beside(
 
 def requests_per_s(constants: EngineConstants, sequences: int) -> float:
     """What one engine answers a second with ``sequences`` of different adapters always running."""
-    step_s = constants.step_s + sequences * (constants.sequence_s + constants.adapter_s)
-    request_s = TOKENS * step_s + sequences * PROMPT * constants.prefill_s
-    return sequences / request_s
+    decoding_s = (TOKENS - 1) * constants.step_seconds(sequences=sequences, adapters=sequences)
+    prompts_s = constants.step_seconds(
+        sequences=sequences, prompt_tokens=sequences * PROMPT, adapters=sequences, prompted=sequences,
+        adapter_tokens=sequences * PROMPT,
+    )  # fmt: skip
+    return sequences / (decoding_s + prompts_s)
 
 
 async def _crowd(world: World, policies: list[str], seconds: float) -> list[Result]:

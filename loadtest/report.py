@@ -42,13 +42,37 @@ def environment(*, seed: int, engine: str, stand_in: Mapping[str, object] | None
     return found
 
 
+def spread(samples: Sequence[float], most: int = 500) -> list[float]:
+    """At most so many of the samples, ascending: every one of them, or those at even shares from the least to the most.
+
+    Raises ValueError where fewer than two may stay.
+    """
+    if most < 2:
+        raise ValueError(f"most: {most} samples show no spread")
+    ordered = sorted(samples)
+    if len(ordered) <= most:
+        return ordered
+    return [ordered[round(place * (len(ordered) - 1) / (most - 1))] for place in range(most)]
+
+
 def write_report(
     file: Path, environment: Mapping[str, object], samples: Mapping[str, object], summary: Mapping[str, object]
 ) -> None:
-    """Write the three parts as one JSON object, readable by a person."""
-    body = {"environment": environment, "samples": samples, "summary": summary}
+    """Write the three parts as one JSON object, readable by a person: each name's samples are a line."""
+    lines = [f"  {_encoded(name)}: {_encoded(found)}" for name, found in samples.items()]
+    parts = {"environment": _indented(environment), "samples": ",\n".join(lines), "summary": _indented(summary)}
+    body = ",\n".join(f' "{name}": {{\n{text}\n }}' for name, text in parts.items())
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n")
+    file.write_bytes(f"{{\n{body}\n}}\n".encode())
+
+
+def _indented(part: Mapping[str, object]) -> str:
+    text = msgspec.json.format(msgspec.json.encode(part), indent=1).decode()
+    return "\n".join(" " + line for line in text.split("\n")[1:-1])
+
+
+def _encoded(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _processor() -> str:

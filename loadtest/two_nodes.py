@@ -3,7 +3,9 @@
 Clients honour Retry-After, so that everything completes. The baseline in the same run is what that system is published
 to have in front of its engines: two replicas behind a hash of the policy, one load in flight and one queued on each,
 and everybody else refused, to try again a second later. It runs on the same engine model, clients and sidecar code
-(whose own admission it never reaches), so that the ratio is that of routing and admission alone.
+(whose own admission it never reaches), so that the ratio is that of routing and admission alone. Ours comes once as
+nodes are set by default, and once with a queue so short that Retry-After is told often enough to be compared with the
+truth.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from wire.node import Acquire, Refused
 from wire.outcomes import Outcome
 
 from .page import Chart, Line, write_page
-from .report import environment, percentile, write_report
+from .report import environment, percentile, spread, write_report
 from .simulate.catalog import MemoryCatalog
 from .simulate.client import Ask, Client, Result
 from .simulate.clock import simulate
-from .simulate.constants import EngineConstants, read_constants
+from .simulate.constants import MEASURED, EngineConstants, read_constants
 from .simulate.recorder import Recorder
 from .simulate.world import Shape, World
 from .traffic import policy_names
@@ -36,13 +38,16 @@ from .traffic import policy_names
 POLICIES, CONCURRENCY, NODES, SLOTS, ARENA = 2048, 230, 2, 32, 64
 PROMPT, TOKENS = 64, 16
 TENANTS = 8
-# most of the concurrency may wait, the others are told when to come back
-OURS = Shape(
-    nodes=NODES, slots=SLOTS, arena=ARENA, settings={"loads_queued": 96, "loads_queued_per_tenant": 72}
+OURS = Shape(nodes=NODES, slots=SLOTS, arena=ARENA)
+# the same with so short a queue that many are told when to come back
+SHORT_QUEUE = Shape(
+    nodes=NODES, slots=SLOTS, arena=ARENA,
+    settings={"loads_queued": 64, "loads_queued_per_tenant": 48, "loads_queued_s": 0.0},
 )  # fmt: skip
 # what is ours of admission does not slow it down
 STICKY = Shape(
-    nodes=NODES, slots=SLOTS, arena=ARENA, settings={"loads_in_flight": 1, "tenant_loads_per_s": 1e6}
+    nodes=NODES, slots=SLOTS, arena=ARENA,
+    settings={"loads_in_flight": 1, "tenant_loads_per_s": 1e6, "tenant_loads_share": 1e6},
 )  # fmt: skip
 _MOST_LOADS, _PAUSE_S = 2, 1.0
 # until leases that were lost on the way would have ended, and books been compared
@@ -100,22 +105,26 @@ class Stressed:
 
 
 def run(
-    file: Path, *, small: bool, seed: int, plot: Path | None = None, say: Callable[[str], object] = lambda text: None
-) -> dict[str, Any]:
+    file: Path, *, small: bool, seed: int, engine: Path = MEASURED, plot: Path | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> dict[str, Any]:  # fmt: skip
     """Simulate and write the report; returns the summary."""
-    constants, stand_in = read_constants()
+    constants, stand_in = read_constants(engine)
     seeds = [seed + place for place in range(3 if small else 9)]
-    pairs = []
+    pairs, short = [], []
     for one in seeds:
         say(f"seed {one}")
         ours = simulate(lambda: stress(constants, OURS, one))  # noqa: B023
         sticky = simulate(lambda: stress(constants, STICKY, one, sticky=True))  # noqa: B023
         pairs.append((ours, sticky))
-    summary = _summary(pairs)
+        short.append(simulate(lambda: stress(constants, SHORT_QUEUE, one)))  # noqa: B023
+    summary = _summary(pairs, short)
     samples = {
-        "ours_total_s": [round(one.total_s, 4) for ours, _ in pairs for one in ours.results],
-        "sticky_total_s": [round(one.total_s, 4) for _, sticky in pairs for one in sticky.results],
-        "leaks": [leak for pair in pairs for run_ in pair for leak in run_.leaks],
+        "p95_s": [[round(one.p95_s, 4) for one in pair] for pair in pairs],
+        "ours_total_spread_s": spread([round(one.total_s, 4) for ours, _ in pairs for one in ours.results]),
+        "sticky_total_spread_s": spread([round(one.total_s, 4) for _, sticky in pairs for one in sticky.results]),
+        "short_queue_total_spread_s": spread([round(one.total_s, 4) for found in short for one in found.results]),
+        "leaks": [leak for pair in [*pairs, short] for found in pair for leak in found.leaks],
     }
     write_report(file, environment(seed=seed, engine="model", stand_in=stand_in), samples, summary)
     if plot is not None:
@@ -157,8 +166,8 @@ def _asks(names: list[str]) -> list[Ask]:
     return [Ask(0.0, name, TOKENS, PROMPT) for name in names]
 
 
-def _summary(pairs: list[tuple[Stressed, Stressed]]) -> dict[str, Any]:
-    promises = [factor for ours, _ in pairs for factor in ours.promises()]
+def _summary(pairs: list[tuple[Stressed, Stressed]], short: list[Stressed]) -> dict[str, Any]:
+    promises = [factor for found in short for factor in found.promises()]
     found: dict[str, Any] = {
         "errors": sum(ours.errors for ours, _ in pairs),
         "p95_over_sticky": round(statistics.median(ours.p95_s / sticky.p95_s for ours, sticky in pairs), 3),
@@ -166,9 +175,13 @@ def _summary(pairs: list[tuple[Stressed, Stressed]]) -> dict[str, Any]:
         "p95_s": round(statistics.median(ours.p95_s for ours, _ in pairs), 3),
         "sticky_p95_s": round(statistics.median(sticky.p95_s for _, sticky in pairs), 3),
         "sticky_errors": sum(sticky.errors for _, sticky in pairs),
-        "refusals": len(promises),
+        "refusals": sum(len(one.refusals) for ours, _ in pairs for one in ours.results),
         "sticky_refusals": sum(len(one.refusals) for _, sticky in pairs for one in sticky.results),
-        "leaks": sum(len(ours.leaks) for ours, _ in pairs),
+        "short_queue_errors": sum(found.errors for found in short),
+        "short_queue_completed": sum(one.status == 200 for found in short for one in found.results),
+        "short_queue_p95_s": round(statistics.median(found.p95_s for found in short), 3),
+        "short_queue_refusals": len(promises),
+        "leaks": sum(len(found.leaks) for found in [*(ours for ours, _ in pairs), *short]),
     }
     if promises:
         found["retry_after_ratio_p95"] = round(percentile(promises, 0.95), 3)

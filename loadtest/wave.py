@@ -22,11 +22,11 @@ from catalog.view import CatalogView
 
 from .catalog.filled import BASE, FINGERPRINT, fill, policy_name
 from .page import Chart, Line, write_page
-from .report import environment, percentile, write_report
+from .report import environment, percentile, spread, write_report
 from .simulate.catalog import OpenCatalog
 from .simulate.client import Ask, Client, Result
 from .simulate.clock import simulate
-from .simulate.constants import EngineConstants, read_constants
+from .simulate.constants import MEASURED, EngineConstants, read_constants
 from .simulate.recorder import Recorder
 from .simulate.world import Shape, World
 from .traffic import rounds_in_random_order
@@ -52,10 +52,11 @@ class Wave(msgspec.Struct):
 
 
 def run(
-    file: Path, *, small: bool, seed: int, plot: Path | None = None, say: Callable[[str], object] = lambda text: None
-) -> dict[str, Any]:
+    file: Path, *, small: bool, seed: int, engine: Path = MEASURED, plot: Path | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> dict[str, Any]:  # fmt: skip
     """Simulate and write the report; returns the summary. ``small`` is one wave, else three of different seeds."""
-    constants, stand_in = read_constants()
+    constants, stand_in = read_constants(engine)
     waves = []
     with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
         say(f"filling a catalog of {CATALOG:,} policies")
@@ -76,7 +77,7 @@ def run(
         "leaks": sum(len(each.leaks) for each in waves),
     }
     by_node = [dict(sorted(Counter(one.node for one in each.results).items())) for each in waves]
-    samples = {"total_s": [round(one, 4) for one in served], "served_by_node": by_node}
+    samples = {"total_spread_s": spread([round(one, 4) for one in served]), "served_by_node": by_node}
     write_report(file, environment(seed=seed, engine="model", stand_in=stand_in), samples, summary)
     if plot is not None:
         counts = sorted(by_node[0].values())

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from .admission import Stage
+from .gate import most_queued
 from .slots import Engine, SlotState
 from .state import NodeState
 
@@ -98,7 +99,7 @@ def _loads(state: NodeState) -> list[str]:
     if queue.in_flight - handed > state.settings.loads_in_flight or handed > queue.hands + queue.limit:
         wrong.append(f"{queue.in_flight} loads are in flight")
     # loads that had started and lost their slot wait beyond the bound
-    if queue.queued > state.settings.loads_queued + state.settings.loads_in_flight:
+    if queue.queued > most_queued(state.settings) + state.settings.loads_in_flight:
         wrong.append(f"{queue.queued} loads are queued")
     if sum(load.stage is Stage.WAITING and not load.background for load in queue) != queue.queued:
         wrong.append(f"{queue.queued} loads have turns, of those that wait")

@@ -8,6 +8,7 @@ from .admission import Load, LoadQueue, Stage
 from .pace import Pace
 from .promises import Promises
 from .slots import LoadKey
+from .turns import length
 
 _MIN_RETRY_S = 0.1
 _ACCURATE = 2.0
@@ -79,5 +80,6 @@ class Estimates:
     def _drains_in_s(self, base: str, tenant: str, own: float, now: float) -> float:
         """Seconds until ``own`` loads of ``tenant`` will have left the queue, and others by then: it goes in rounds."""
         others = (count for name, count in demands(self._queue, self._promises).items() if name != tenant)
-        drains_in_s = self._queue.drains_in_s(own + sum(min(count, own) for count in others), now)
+        before = sum(min(count, own * length(count / own)) for count in others)
+        drains_in_s = self._queue.drains_in_s(own + before, now)
         return max(drains_in_s, own * self._pace.interval_s(base, tenant, now))

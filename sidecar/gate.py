@@ -13,6 +13,8 @@ from .slots import LoadKey
 # below this share of its bound the queue takes whoever comes: places kept for those who may come back are no reason
 # to let the engines run out of work
 _LOW_SHARE = 0.25
+# however fast the queue drains, no more wait than so many times the bound
+_MOST = 16.0
 
 
 def fair_share(demands: Iterable[float], bound: int) -> float:
@@ -30,8 +32,16 @@ def fair_share(demands: Iterable[float], bound: int) -> float:
     return float(bound)
 
 
+def most_queued(settings: SidecarSettings) -> int:
+    """How many loads may wait where they leave the queue as fast as can be."""
+    return int(settings.loads_queued * (_MOST if settings.loads_queued_s else 1.0))
+
+
 class Gate:
     """The bounds on waiting: one for the node, and one for each tenant within it, which is its fair share at most.
+
+    Both are set for a node whose loads are slow. More may wait where they leave the queue soon all the same: to come
+    back later, in whole seconds, would take longer.
 
     A full queue gives a place to a tenant that has less than its share, at the expense of the one that has most. Places
     that become free belong to those who were told to come back for them, before newcomers.
@@ -41,8 +51,9 @@ class Gate:
         self._node = settings.node
         self._queue = queue
         self._promises = promises
-        self._bound = settings.loads_queued
-        self._tenant_bound = min(settings.loads_queued_per_tenant, settings.loads_queued)
+        self._least = settings.loads_queued
+        self._tenant_least = min(settings.loads_queued_per_tenant, settings.loads_queued)
+        self._within_s = settings.loads_queued_s
 
     def closed(self, tenant: str, key: LoadKey, now: float) -> str | None:
         """Why one more load of ``tenant`` may not wait now; None where it may."""
@@ -82,9 +93,23 @@ class Gate:
         return min(share - own, places)
 
     @property
+    def _bound(self) -> int:
+        return int(self._least * self._wider)
+
+    @property
+    def _tenant_bound(self) -> int:
+        return int(self._tenant_least * self._wider)
+
+    @property
+    def _wider(self) -> float:
+        """How many times as many may wait as on a node whose loads are slow."""
+        soon = self._within_s * self._queue.drain_rate
+        return min(max(1.0, soon / max(1, self._least)), _MOST)
+
+    @property
     def _places(self) -> int:
         return self._bound - self._queue.queued
 
     @property
     def _low(self) -> float:
-        return max(_LOW_SHARE * self._bound, float(self._queue.limit))
+        return max(_LOW_SHARE * self._least, float(self._queue.limit))

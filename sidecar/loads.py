@@ -123,10 +123,10 @@ class Loads:
         if not self._queue.may_start:
             return
         self._arena_claimed = False
-        # bases without a slot for anybody, and for a tenant; and tenants that have to wait for the sake of others
+        # bases without a slot for anybody, and for a tenant; and whether a tenant has to wait for the sake of others
         full: set[str] = set()
         full_for: set[tuple[str, str]] = set()
-        held: set[tuple[str, str]] = set()
+        held: dict[tuple[str, str], bool] = {}
         for load in self._queue.order():
             if load.stage is not Stage.WAITING or self._queue.get(load.key) is not load:
                 # starting another one ended it
@@ -149,15 +149,18 @@ class Loads:
                 self._lacks_arena(load, now)
             else:
                 self._start(load, engine, now)
+                held.pop(place, None)
             if not self._queue.may_start:
                 return
 
-    def _is_held(self, load: Load, held: set[tuple[str, str]], now: float) -> bool:
-        """Whether ``load`` has to wait for the sake of others; ``held`` gets its base and tenant then."""
+    def _is_held(self, load: Load, held: dict[tuple[str, str], bool], now: float) -> bool:
+        """Whether ``load`` has to wait for the sake of others; ``held`` knows that of its base and tenant then."""
+        if load.background:
+            return False
         place = load.base, load.tenant
-        if place not in held and not load.background and self._pace.holds(*place, now):
-            held.add(place)
-        return place in held and not load.background
+        if place not in held:
+            held[place] = self._pace.holds(*place, now)
+        return held[place]
 
     def _start(self, load: Load, engine: Engine, now: float) -> None:
         resident = self._state.cache.resident(load.digest)

@@ -12,8 +12,6 @@ from .state import NodeState
 _RECENT_S = 2.0
 # so much of what it may start in this time may start at once
 _BURST_S = 1.0
-# installs that are slow take no more of an engine's time than this
-_MOST_OF_AN_ENGINE = 0.25
 _SHORTEST_S = 1e-6
 
 
@@ -26,7 +24,9 @@ class _Level(msgspec.Struct):
 
 class Pace:
     """Holds a tenant's loads to ``tenant_loads_per_s`` an engine of their base while another tenant asks there that
-    waits for no load itself.
+    waits for no load itself; where steps are slow, to so few that they take ``tenant_loads_share`` of an engine's time.
+
+    An install lasts a step at least, for which it waits, and brings a request that makes each step after it longer.
 
     Tenants that all wait for loads share the engines by their turns alone, and one that is alone has them for itself.
     """
@@ -69,7 +69,8 @@ class Pace:
         """Loads a second that one tenant may start for ``base``."""
         engines = max(1, sum(engine.ready for engine in self._state.by_base[base]))
         install_s = max(self._state.queue.times.install_s, _SHORTEST_S)
-        return engines * min(self._state.settings.tenant_loads_per_s, _MOST_OF_AN_ENGINE / install_s)
+        settings = self._state.settings
+        return engines * min(settings.tenant_loads_per_s, settings.tenant_loads_share / install_s)
 
     def _disturbs(self, base: str, tenant: str, now: float) -> bool:
         """Whether anybody else is asking for ``base`` who waits for no load, here or having been told to come back."""

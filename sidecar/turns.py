@@ -1,8 +1,10 @@
-"""Whose turn it is: deficit round robin over tenants, those that had nothing waiting first.
+"""Whose turn it is: fair queueing over tenants, those that had nothing waiting first.
 
-Deficit round robin (Shreedhar and Varghese, 1995) with the two lists of FQ-CoDel (RFC 8290, section 4): a tenant that
-comes with its first item is served ahead of those that are always waiting, once; after that it takes its place in the
-round like everybody else.
+What each tenant has had decides, as in deficit round robin (Shreedhar and Varghese, 1995), with the two lists of
+FQ-CoDel (RFC 8290, section 4): a tenant that comes with its first item is served ahead of those that are always
+waiting, once; after that it takes its place like everybody else. Turns of equal length let the queues of tenants that
+ask for as much drift apart, and one waits twice as long as another by chance. So a tenant of which somewhat more waits
+than of others has longer turns, and waits about as long; a flood, of which many times as much waits, has not.
 """
 
 from __future__ import annotations
@@ -20,36 +22,42 @@ class Orderable(Protocol):
     def __lt__(self, other: Any) -> bool: ...
 
 
-# what a quantum keeps from one item that comes to the next, so that one large item is not for ever the measure
-_FADING = 0.98
-
 Item = TypeVar("Item", bound=Orderable)
 
 
+# how many times as long as others' a tenant's turn may be. It is so where as many times as much of it waits as of the
+# others in the mean; with more than that, it is the less a tenant like the others, and the more a flood
+LONGEST = 2.0
+
+
+def length(more: float) -> float:
+    """Of the turns of a tenant of which ``more`` times as much waits as of others, in turns of theirs."""
+    return max(1.0, min(more, 2.0 * LONGEST - more))
+
+
 class _Flow(Generic[Item]):
-    """One tenant: what it has waiting, and what it may still spend before its turn is over."""
+    """One tenant: what it has waiting, and what it has had, over the length of its turns."""
 
-    __slots__ = ("deficit", "items", "tenant")
+    __slots__ = ("had", "items", "new", "tenant")
 
-    def __init__(self, tenant: str) -> None:
+    def __init__(self, tenant: str, had: float) -> None:
         self.tenant = tenant
-        self.deficit = 0.0
+        self.had = had
+        self.new = True
         self.items: list[Item] = []
 
 
 class Turns(Generic[Item]):
-    """Waiting items by tenant. Costs are in any one unit, and positive; a quantum is the largest of late.
+    """Waiting items by tenant. Costs are in any one unit, and positive.
 
-    So a tenant's turn is at least one item long, and between two turns of a tenant every other one gets at most one
-    quantum and the item that used it up.
+    A tenant that waits all the time gets at least a ``LONGEST``-th of what any other gets, and as much as one of which
+    less waits, or very much more.
     """
 
     def __init__(self) -> None:
+        # those of whom something waits, and those that have had more than the least of them
         self._flows: dict[str, _Flow[Item]] = {}
-        # in the order of their turns; each flow is in one of them
-        self._new: dict[str, _Flow[Item]] = {}
-        self._old: dict[str, _Flow[Item]] = {}
-        self._quantum = 0.0
+        self._least = 0.0
         self._count = 0
 
     def __len__(self) -> int:
@@ -86,28 +94,27 @@ class Turns(Generic[Item]):
 
     def add(self, tenant: str, item: Item, cost: float) -> None:
         """``item`` waits, at the place that its age gives it among those of its tenant."""
-        self._quantum = max(_FADING * self._quantum, cost)
+        self._forget_the_idle()
         flow = self._flows.get(tenant)
         if flow is None:
-            flow = self._flows[tenant] = self._new[tenant] = _Flow(tenant)
+            flow = self._flows[tenant] = _Flow(tenant, self._least)
         insort(flow.items, item)
         self._count += 1
 
     def remove(self, tenant: str, item: Item) -> None:
-        """``item`` waits no more. Its tenant keeps its place in the round until its turn comes."""
+        """``item`` waits no more. What its tenant has had is remembered until the others have had more."""
         self._flows[tenant].items.remove(item)
         self._count -= 1
         if not self._count:
             self._flows.clear()
-            self._new.clear()
-            self._old.clear()
-            self._quantum = 0.0
+            self._least = 0.0
 
     def charge(self, tenant: str, cost: float) -> None:
         """An item of ``tenant`` had its turn; a negative ``cost`` gives back what was charged in vain."""
         flow = self._flows.get(tenant)
         if flow is not None:
-            flow.deficit -= cost
+            flow.had += cost / self._length(flow)
+            flow.new = False
 
     def order(self) -> Iterator[Item]:
         """Every waiting item once, each when it is its turn.
@@ -115,32 +122,40 @@ class Turns(Generic[Item]):
         Whoever takes one removes and charges it before going on. What can't be taken now keeps its place, and its
         tenant's next one is tried. What is added meanwhile is not seen.
         """
-        ring = deque((flow, iter(tuple(flow.items))) for flow in (*self._new.values(), *self._old.values()))
-        while ring:
-            flow, untried = ring[0]
-            if flow.items and flow.deficit < 0.0:
-                flow.deficit += self._quantum
-                self._to_the_end(flow)
-                ring.rotate(-1)
-                continue
-            item = next(untried, None)
-            if item is not None:
-                yield item
-                continue
-            ring.popleft()
-            if not flow.items:
-                self._retire(flow)
+        self._forget_the_idle()
+        turns = [
+            _turn(flow, place, untried)
+            for place, flow in enumerate(self._flows.values())
+            if (untried := deque(flow.items))
+        ]
+        heapq.heapify(turns)
+        while turns:
+            *_, place, flow, untried = heapq.heappop(turns)
+            yield untried.popleft()
+            if untried:
+                heapq.heappush(turns, _turn(flow, place, untried))
 
-    def _to_the_end(self, flow: _Flow[Item]) -> None:
-        if self._flows.get(flow.tenant) is flow:
-            self._new.pop(flow.tenant, None)
-            self._old.pop(flow.tenant, None)
-            self._old[flow.tenant] = flow
+    def _length(self, flow: _Flow[Item]) -> float:
+        """Of the turn that an item of ``flow`` just had, the item included."""
+        others = sum(bool(other.items) for other in self._flows.values() if other is not flow)
+        if not others:
+            return 1.0
+        own = len(flow.items) + 1
+        return length(own * others / (self._count + 1 - own))
 
-    def _retire(self, flow: _Flow[Item]) -> None:
-        """It has nothing waiting. One that was new stays for a round, or coming again at once would always pay."""
-        if self._new.get(flow.tenant) is flow:
-            self._to_the_end(flow)
-        elif self._old.get(flow.tenant) is flow:
-            del self._old[flow.tenant]
+    def _forget_the_idle(self) -> None:
+        """Tenants of whom nothing waits are as good as new once everybody who waits has had more."""
+        waiting = [flow.had for flow in self._flows.values() if flow.items]
+        self._least = max(self._least, min(waiting, default=self._least))
+        for flow in [flow for flow in self._flows.values() if not flow.items and flow.had < self._least]:
             del self._flows[flow.tenant]
+
+
+def _turn(flow: _Flow[Item], place: int, untried: deque[Item]) -> tuple[Any, ...]:
+    """The lesser goes first: new tenants as they came, then whoever has had least, then the oldest item.
+
+    ``place`` tells turns apart.
+    """
+    if flow.new:
+        return 0, 0.0, place, place, flow, untried
+    return 1, flow.had, untried[0], place, flow, untried

@@ -43,5 +43,9 @@ class Pace:
         try:
             yield
         finally:
-            self._load_s = self._clock() - began
-            self._spent_s += self._load_s
+            self.took(self._clock() - began)
+
+    def took(self, seconds: float) -> None:
+        """A load has ended."""
+        self._load_s = seconds
+        self._spent_s += seconds

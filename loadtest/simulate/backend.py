@@ -14,13 +14,14 @@ from backends.interface import (
     InstallUncertain,
     Removal,
 )
+from backends.vllm.driver import CALLS_AT_ONCE
 from wire.outcomes import EngineFailed
 
 from .constants import EngineConstants
 from .engine import DIED, EngineModel
 
 # an HTTP call on the host, there and back
-_CALL_S = 0.0005
+CALL_S = 0.0005
 MAX_RANK = 64
 
 
@@ -42,6 +43,7 @@ class EngineProcess:
         self.ready_at = 0.0
         self.lives = 0
         self._loop = asyncio.get_running_loop()
+        self._front_free_at = 0.0
 
     def start(self) -> None:
         """Nothing happens where it runs already."""
@@ -57,6 +59,13 @@ class EngineProcess:
     @property
     def ready(self) -> bool:
         return self.model is not None and self.model.alive and self._loop.time() >= self.ready_at
+
+    def passes_in(self, seconds: float) -> float:
+        """When what comes now will have passed the server: after ``seconds``, and those who came before."""
+        now = self._loop.time()
+        begun = max(now, self._front_free_at)
+        self._front_free_at = begun + self.constants.front_s
+        return begun - now + max(seconds, self.constants.front_s)
 
     def install_seconds(self, size: int) -> float:
         """What an adapter takes of the engine's time."""
@@ -91,11 +100,12 @@ class ModelBackend:
             served_base=self.settings.base,
             dtype="float32",
             removes_for_real=True,
+            calls_at_once=1 if self._process.stock else CALLS_AT_ONCE,
         )
 
     async def install(self, adapter: Installable, timeout_s: float) -> None:
         if not self._process.stock:
-            await asyncio.sleep(self._process.constants.prepare_s)
+            await asyncio.sleep(self._process.passes_in(self._process.constants.prepare_s))
 
         def read() -> str:
             return bytes(adapter.view()).decode()
@@ -117,7 +127,7 @@ class ModelBackend:
         return removal
 
     async def installed(self) -> frozenset[str]:
-        await asyncio.sleep(_CALL_S)
+        await asyncio.sleep(CALL_S)
         return frozenset(self._model().installed)
 
     async def stop(self) -> None:
@@ -152,12 +162,12 @@ class ModelBackend:
             if not ended.done():
                 ended.set_result(result)
 
-        await asyncio.sleep(_CALL_S / 2)
+        await asyncio.sleep(CALL_S / 2)
         ask(self._model(), end)
         try:
             async with asyncio.timeout(timeout_s):
                 result = await ended
         except TimeoutError:
             raise InstallUncertain(f"engine {self.settings.name} did not answer within {timeout_s:g} s") from None
-        await asyncio.sleep(_CALL_S / 2)
+        await asyncio.sleep(CALL_S / 2)
         return result

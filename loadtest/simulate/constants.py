@@ -13,8 +13,10 @@ MEASURED = Path(__file__).parent.parent / "results" / "engine.json"
 
 
 class EngineConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Seconds. A step takes ``step_s``, ``sequence_s`` for each sequence in it, ``adapter_s`` for each different
-    adapter and ``prefill_s`` for each prompt token; ``request_s`` passes outside of the steps for each request.
+    """Seconds. A step takes ``step_s``, ``sequence_s`` for each sequence in it and ``prefill_s`` for each prompt token;
+    with adapters ``adapters_s`` more, ``adapter_s`` for each different one, ``adapter_prompt_s`` for each that has
+    prompts in it and ``adapter_prefill_s`` for each token of those. ``request_s`` passes outside of the steps for each
+    request, of which the server takes ``front_s`` for one at a time, and for calls.
 
     ``install_s`` and ``install_byte_s`` are the engine's own time for an adapter, during which no step runs;
     ``prepare_s`` what is done for it before, beside the steps. The same with ``stock_`` in front is for the stock path,
@@ -24,9 +26,13 @@ class EngineConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     step_s: float
     sequence_s: float
-    adapter_s: float
     prefill_s: float
+    adapters_s: float
+    adapter_s: float
+    adapter_prompt_s: float
+    adapter_prefill_s: float
     request_s: float
+    front_s: float
     install_s: float
     install_byte_s: float
     prepare_s: float
@@ -46,6 +52,21 @@ class EngineConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                 raise ValueError(f"{name} must be a number from 0, not {value}")
         if self.step_s + self.sequence_s <= 0 or self.max_batch < 1 or self.step_tokens < 1:
             raise ValueError("a step must take time, and hold at least one sequence and one token")
+
+    def step_seconds(
+        self, *, sequences: int, prompt_tokens: int = 0, adapters: int = 0, prompted: int = 0, adapter_tokens: int = 0
+    ) -> float:
+        """What a step takes with so many different ``adapters``, of which ``prompted`` have ``adapter_tokens`` of the
+        prompts in it."""
+        return (
+            self.step_s
+            + sequences * self.sequence_s
+            + prompt_tokens * self.prefill_s
+            + (adapters > 0) * self.adapters_s
+            + adapters * self.adapter_s
+            + prompted * self.adapter_prompt_s
+            + adapter_tokens * self.adapter_prefill_s
+        )
 
 
 def read_constants(file: Path = MEASURED) -> tuple[EngineConstants, dict[str, Any]]:

@@ -1,8 +1,9 @@
 """A model of an engine: slots, continuous batching, chunked prefill, and calls that run between two steps.
 
 One step computes a token for every running sequence and as much of the waiting prompts as its token budget takes. Calls
-(install, remove) run when a step has ended, all that have come, one after another; nothing is computed meanwhile. A
-removal is refused while an unfinished request names the adapter.
+(install, remove) run when a step has ended, one after another; nothing is computed meanwhile. As many loads as the real
+engine's own ``Pace`` allows run before the next step, the oldest first, and all removals. A removal is refused while an
+unfinished request names the adapter.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from backends.interface import Removal
+from backends.vllm.pace import Pace
 
 from .constants import EngineConstants
 
@@ -79,6 +81,7 @@ class EngineModel:
         self._in_use: Counter[str] = Counter()
         self._loop = asyncio.get_running_loop()
         self._free = list(range(slots - 1, -1, -1))
+        self._pace = Pace(self._loop.time)
         self._turn: asyncio.TimerHandle | None = None
 
     # requests
@@ -153,14 +156,21 @@ class EngineModel:
             self._begin_turn()
 
     def _begin_turn(self) -> None:
-        """Calls that have come go before the next step."""
-        if self.calls:
-            self._spend(self.calls[0].seconds, self._end_call)
-        elif self.running or self.waiting:
+        """Calls that are due go before the next step."""
+        call = self._due()
+        if call is not None:
+            self._spend(call.seconds, self._end_call, call)
+        elif self.unfinished:
             prefilling, seconds = self._plan()
+            self._pace.step_begins()
             self._spend(seconds, self._end_step, prefilling)
         else:
             self._turn = None
+
+    def _due(self) -> Call | None:
+        """The oldest call that need not wait for a step."""
+        loads = not self.unfinished or self._pace.allows()
+        return next((call for call in self.calls if loads or call.read is None), None)
 
     def _spend(self, seconds: float, then: Callable[..., None], *arguments: object) -> None:
         self.busy_s += seconds
@@ -179,20 +189,19 @@ class EngineModel:
             if tokens > 0:
                 prefilling.append((sequence, tokens))
                 budget -= tokens
-        inside = len(decoding) + len(prefilling)
-        adapters = {sequence.adapter for sequence in decoding}
-        adapters.update(sequence.adapter for sequence, _ in prefilling)
-        adapters.discard("")
-        seconds = (
-            constants.step_s
-            + inside * constants.sequence_s
-            + len(adapters) * constants.adapter_s
-            + sum(tokens for _, tokens in prefilling) * constants.prefill_s
+        begun = [sequence for sequence, _ in prefilling]
+        seconds = constants.step_seconds(
+            sequences=len(decoding) + len(begun),
+            prompt_tokens=sum(tokens for _, tokens in prefilling),
+            adapters=_adapters(decoding + begun),
+            prompted=_adapters(begun),
+            adapter_tokens=sum(tokens for sequence, tokens in prefilling if sequence.adapter),
         )
         return prefilling, seconds
 
     def _end_step(self, prefilling: list[tuple[Sequence, int]]) -> None:
         self.counts["steps"] += 1
+        self._pace.step_ended()
         decoding = [sequence for sequence in self.running if not sequence.left]
         for sequence, tokens in prefilling:
             sequence.left -= tokens
@@ -211,10 +220,14 @@ class EngineModel:
         self._turn = None
         self._go_on()
 
-    def _end_call(self) -> None:
-        call = self.calls.popleft()
+    def _end_call(self, call: Call) -> None:
+        self.calls.remove(call)
         result: Removal | str | None
-        result = self._removed(call.adapter) if call.read is None else self._installed(call.adapter, call.read)
+        if call.read is None:
+            result = self._removed(call.adapter)
+        else:
+            self._pace.took(call.seconds)
+            result = self._installed(call.adapter, call.read)
         self._turn = None
         call.on_end(result)
         self._go_on()
@@ -235,9 +248,10 @@ class EngineModel:
         return None
 
     def _removed(self, adapter: str) -> Removal:
-        if adapter not in self.installed:
+        loading = any(call.adapter == adapter and call.read is not None for call in self.calls)
+        if adapter not in self.installed and not loading:
             return Removal.ABSENT
-        if self._in_use[adapter]:
+        if loading or self._in_use[adapter]:
             self.counts["busy"] += 1
             return Removal.BUSY
         slot = self.installed.pop(adapter)
@@ -251,3 +265,8 @@ class EngineModel:
             self._in_use[sequence.adapter] -= 1
             if not self._in_use[sequence.adapter]:
                 del self._in_use[sequence.adapter]
+
+
+def _adapters(sequences: list[Sequence]) -> int:
+    """How many different ones there are."""
+    return len({sequence.adapter for sequence in sequences} - {""})

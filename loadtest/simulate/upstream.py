@@ -59,7 +59,7 @@ class Exchange:
 
     def _at_engine(self, piece: EngineProcess | None) -> None:
         if piece is not None:
-            self._loop.call_later(piece.constants.request_s, self._reach, piece)
+            self._loop.call_later(piece.passes_in(piece.constants.request_s), self._reach, piece)
         elif self._sequence is not None and self._model is not None:
             self._model.abort(self._sequence)
 

@@ -18,6 +18,9 @@ Json = Annotated[Path, typer.Option("--json", metavar="FILE", help="Where the re
 Seed = Annotated[int, typer.Option(help="Of everything that is random.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="A picture too: .svg, .png or .pdf.")]
 Page = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="A page with plots too: .html.")]
+Constants = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="What `calibrate` wrote.  [default: of a dense base, ours]")
+]
 Scratch = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="On the disk to be measured.  [default: the temporary folder]")
 ]
@@ -195,8 +198,11 @@ def _on_device(name: str) -> Callable[..., None]:
 
 
 def _simulation(name: str) -> Callable[..., None]:
-    def command(report: Json, scale: ScaleOption = Scale.SMALL, page: Page = None, seed: Seed = 1) -> None:
-        _measure(name.replace("-", "_"), report, scale, seed=seed, plot=page, say=_say)
+    def command(
+        report: Json, scale: ScaleOption = Scale.SMALL, page: Page = None, seed: Seed = 1, constants: Constants = None
+    ) -> None:
+        told = {"engine": constants} if constants else {}
+        _measure(name.replace("-", "_"), report, scale, seed=seed, plot=page, say=_say, **told)
 
     return command
 

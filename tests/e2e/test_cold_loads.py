@@ -24,7 +24,7 @@ def mesh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         tmp_path_factory.mktemp("mesh"),
         tiny_base,
         engine={"backend": request.param, "slots": 6, "max_rank": 8, "max_num_seqs": 64},
-        sidecar={"loads_in_flight": 1, "loads_queued": 1},
+        sidecar={"loads_in_flight": 1, "loads_queued": 1, "loads_queued_s": 0.0},
     )
     mesh.up()
     try:

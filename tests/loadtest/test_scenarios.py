@@ -115,7 +115,7 @@ async def test_a_loss_would_be_told(tmp_path: Path) -> None:
 def test_a_report_names_the_model_and_its_constants(
     scenario: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def constants() -> tuple[Any, dict[str, Any]]:
+    def constants(file: Path) -> tuple[Any, dict[str, Any]]:
         return quick(), {"engine": "a model", "constants": msgspec.to_builtins(quick())}
 
     monkeypatch.setattr(scenario, "read_constants", constants)

@@ -88,9 +88,11 @@ def settings(engine_count: int = 1, **changes: object) -> SidecarSettings:
         "loads_in_flight": 2,
     }
     values.update(changes)
-    # a limit that adapts has tests of its own, and so has a tenant's pace
+    # a limit that adapts has tests of its own, and so have a tenant's pace and a queue that widens
     values.setdefault("loads_in_flight_min", values["loads_in_flight"])
-    values.setdefault("tenant_loads_per_s", 1e6)
+    if "tenant_loads_per_s" not in values:
+        values |= {"tenant_loads_per_s": 1e6, "tenant_loads_share": 1e6}
+    values.setdefault("loads_queued_s", 0.0)
     return SidecarSettings(**values)  # type: ignore[arg-type]
 
 

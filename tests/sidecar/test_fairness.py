@@ -47,6 +47,21 @@ def test_retry_after_comes_true_within_a_factor_of_two(clients: int, tenants: in
     world.check()
 
 
+@pytest.mark.parametrize(("install_s", "refused"), [(0.02, False), (0.5, True)], ids=["quick", "slow"])
+def test_as_many_wait_as_leave_the_queue_soon(install_s: float, refused: bool) -> None:
+    bounds = {"loads_queued": 16, "loads_queued_per_tenant": 16, "loads_queued_s": 2.0}
+    world = World(slots=32, fetch_s=0.001, install_s=install_s, use_s=0.2, **bounds)  # type: ignore[arg-type]
+    for _ in range(10):
+        world.client("acme", lambda: world.random.randrange(100_000), until=60.0)
+    world.run(20.0)
+    assert not any(request.refusals for request in world.requests), "few wait, within the bound"
+    for _ in range(50):
+        world.client("acme", lambda: world.random.randrange(100_000), until=60.0)
+    world.run(60.0)
+    assert any(request.refusals for request in world.requests) is refused
+    world.check()
+
+
 def test_who_comes_back_in_time_gets_in_before_newcomers() -> None:
     world = World(slots=16, use_s=0.5, loads_in_flight=2, loads_queued=8)
     for number in range(60):

@@ -39,6 +39,16 @@ def test_flood_beside_another_tenants_requests_loads_at_its_pace() -> None:
     world.check()
 
 
+def test_flood_of_a_slow_engine_takes_a_tenth_of_its_time_at_most() -> None:
+    world = World(slots=32, fetch_s=0.01, install_s=0.2, use_s=1.0, tenant_loads_per_s=4.0)
+    ask_steadily(world, "light", 1, 60.0)
+    world.run(5.0)
+    flood(world, 60.0)
+    world.run(55.0)
+    assert loads_between(world, "flood", 10.0, 50.0) == pytest.approx(0.1 / 0.2 * 40.0, abs=3)
+    world.check()
+
+
 def test_tenant_that_is_alone_loads_as_fast_as_the_node_can() -> None:
     def loaded(tenant_loads_per_s: float) -> int:
         world = World(**QUICK, tenant_loads_per_s=tenant_loads_per_s)  # type: ignore[arg-type]

@@ -78,15 +78,19 @@ def test_what_comes_during_a_step_is_in_the_next() -> None:
 
 def test_sequences_adapters_and_prompts_make_a_step_longer() -> None:
     def scene() -> Bench:
-        bench = Bench(sequence_s=0.1, adapter_s=0.2, prefill_s=0.01)
+        bench = Bench(
+            sequence_s=0.1, prefill_s=0.01, adapters_s=2.0, adapter_s=0.2, adapter_prompt_s=3.0, adapter_prefill_s=0.001
+        )
         bench.install("x", seconds=0.0)
-        asyncio.get_running_loop().call_at(1.0, lambda: (bench.ask("a", "x", prompt=10), bench.ask("b", prompt=20)))
+        loop = asyncio.get_running_loop()
+        loop.call_at(1.0, lambda: (bench.ask("a", "x", prompt=10, tokens=2), bench.ask("b", prompt=20)))
         return bench
 
-    # the first request begins a step at once: 1 + 0.1 + 0.2 + 0.1; the second has the next one: 1 + 0.1 + 0.2
     bench = run(scene)
-    assert bench.times("a") == pytest.approx([2.4])
-    assert bench.times("b") == pytest.approx([3.7])
+    # the first request begins a step at once: 1 + 0.1 + 0.1 of its prompt, 2 + 0.2 + 3 + 0.01 of its adapter; the next
+    # step has a token of it, 0.1 + 2 + 0.2, and the second request with its prompt, 0.1 + 0.2
+    assert bench.times("a") == pytest.approx([7.41, 11.01])
+    assert bench.times("b") == pytest.approx([11.01])
 
 
 def test_a_long_prompt_takes_several_steps_and_others_go_on() -> None:
@@ -114,16 +118,58 @@ def test_no_more_run_at_once_than_the_batch_holds() -> None:
     assert (bench.times("a"), bench.times("b"), bench.times("c")) == ([1.0, 2.0], [2.0, 3.0], [3.0, 4.0])
 
 
-def test_all_calls_that_have_come_run_before_the_next_step() -> None:
+def test_loads_that_take_longer_than_a_share_of_a_step_have_one_each() -> None:
     def scene() -> Bench:
         bench = Bench(slots=3)
-        bench.ask("a", tokens=3)
+        bench.ask("a", tokens=4)
         asyncio.get_running_loop().call_at(0.5, lambda: (bench.install("x"), bench.install("y")))
         return bench
 
     bench = run(scene)
-    assert bench.ends == [(3.0, "x", None), (5.0, "y", None)]
-    assert bench.times("a") == [1.0, 6.0, 7.0]
+    assert bench.ends == [(3.0, "x", None), (6.0, "y", None)]
+    assert bench.times("a") == [1.0, 4.0, 7.0, 8.0]
+
+
+def test_as_many_loads_run_between_two_steps_as_a_share_of_a_step_has_room_for() -> None:
+    def scene() -> Bench:
+        bench = Bench(slots=4)
+        bench.ask("a", tokens=3)
+        asyncio.get_running_loop().call_at(0.5, lambda: [bench.install(name, seconds=0.1) for name in "wxyz"])
+        return bench
+
+    bench = run(scene)
+    # a quarter of a step of one second
+    assert bench.ends == [(1.1, "w", None), (1.2, "x", None), (2.3, "y", None), (2.4, "z", None)]
+    assert bench.times("a") == [1.0, 2.2, 3.4]
+
+
+def test_all_loads_run_at_once_where_nothing_is_computed() -> None:
+    def scene() -> Bench:
+        bench = Bench(slots=3)
+        for name in "xyz":
+            bench.install(name)
+        return bench
+
+    assert run(scene).ends == [(2.0, "x", None), (4.0, "y", None), (6.0, "z", None)]
+
+
+def test_a_removal_waits_for_no_load_and_is_busy_for_one_that_waits() -> None:
+    def scene() -> Bench:
+        bench = Bench(slots=4)
+        bench.install("old", seconds=0.0)
+        loop = asyncio.get_running_loop()
+        loop.call_at(1.0, lambda: bench.ask("a", tokens=4))
+        loop.call_at(1.5, lambda: [bench.install(name) for name in "xy"])
+        loop.call_at(1.6, lambda: [bench.remove(name) for name in ("y", "old")])
+        return bench
+
+    assert run(scene).ends == [
+        (0.0, "old", None),
+        (4.0, "x", None),
+        (4.5, "y", Removal.BUSY),
+        (5.0, "old", Removal.REMOVED),
+        (8.0, "y", None),
+    ]
 
 
 def test_calls_sent_one_by_one_let_a_step_in_between() -> None:

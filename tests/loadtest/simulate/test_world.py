@@ -74,7 +74,9 @@ def test_the_first_request_waits_for_its_load_and_the_second_does_not() -> None:
 
 def test_past_the_bound_a_client_is_told_when_to_come_back_and_then_gets_in() -> None:
     async def scene() -> tuple[list[Result], list[str]]:
-        shape = msgspec.structs.replace(SHAPE, settings={"loads_in_flight": 1, "loads_queued": 1})
+        shape = msgspec.structs.replace(
+            SHAPE, settings={"loads_in_flight": 1, "loads_queued": 1, "loads_queued_s": 0.0}
+        )
         fleet, names = world(shape=shape)
         await fleet.start()
         results = await Client(fleet).run_open([Ask(0.0, name) for name in names])
@@ -90,7 +92,9 @@ def test_past_the_bound_a_client_is_told_when_to_come_back_and_then_gets_in() ->
 
 def test_a_client_without_patience_takes_the_refusal() -> None:
     async def scene() -> list[Result]:
-        shape = msgspec.structs.replace(SHAPE, settings={"loads_in_flight": 1, "loads_queued": 1})
+        shape = msgspec.structs.replace(
+            SHAPE, settings={"loads_in_flight": 1, "loads_queued": 1, "loads_queued_s": 0.0}
+        )
         fleet, names = world(shape=shape)
         await fleet.start()
         return await Client(fleet, Patience(retries=0)).run_open([Ask(0.0, name) for name in names])
