@@ -188,8 +188,11 @@ class DataPlane:
 
     def _second_choice(self, job: Job, node: Node, missed: TryElsewhere, spread: int) -> Node:
         """Another node, or the same one where something broke that may be mended by now."""
+        demand = job.target.demand
+        if missed.not_by:
+            demand = msgspec.structs.replace(demand, not_by=missed.not_by)
         try:
-            other = self._placer.place(job.target.demand, excluded=(node.name,), spread=spread)
+            other = self._placer.place(demand, excluded=(node.name,), spread=spread)
         except RoostError:
             raise missed.error from None
         if other is node and missed.refused:
@@ -234,7 +237,10 @@ class DataPlane:
         target = job.target
         dialect = dialect_of(lease.backend)
         called = dialect.model(target.demand.base, lease.adapter)
-        ask = dialect.ask(exchange.path, job.body.fields_for(called, salt=target.salt))
+        try:
+            ask = dialect.ask(exchange.path, job.body.fields_for(called, salt=target.salt))
+        except InvalidRequest as error:
+            raise TryElsewhere(error, refused=True, not_by=lease.backend) from error
         # its own id for each attempt: an engine that is told to abort an id ends every request of that id
         engine_id = b"%s-%x" % (trace.request_id, lease.number)
         trace.forwarded_at = self._loop.time()

@@ -27,13 +27,15 @@ _MOST_OWED = 65_536
 class TryElsewhere(Exception):
     """This node can't take the request now, another one may. ``error`` is the answer where there is no other.
 
-    ``refused``: the node said so itself, and would say it again; otherwise an engine or a connection broke.
+    ``refused``: the node said so itself, and would say it again; otherwise an engine or a connection broke. ``not_by``
+    is the backend of which no engine can be asked this.
     """
 
-    def __init__(self, error: RoostError, *, refused: bool = False) -> None:
+    def __init__(self, error: RoostError, *, refused: bool = False, not_by: str = "") -> None:
         super().__init__(error.message)
         self.error = error
         self.refused = refused
+        self.not_by = not_by
 
 
 class Lease:

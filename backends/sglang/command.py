@@ -179,6 +179,9 @@ def _environment(device: str) -> dict[str, str | None]:
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         # log-probabilities are the model's own, whatever the temperature, as vLLM's are
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
+        # before it ends for a process that died, it would wait for dumps, for more than a minute, with all its clients
+        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
         # longer than any of us keeps a connection: a call on one that is just being closed would end as uncertain
         "SGLANG_TIMEOUT_KEEP_ALIVE": "60",
         "HF_HUB_OFFLINE": "1",

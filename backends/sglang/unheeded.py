@@ -10,21 +10,20 @@ from wire.outcomes import InvalidRequest
 
 COMPLETIONS = "/v1/completions"
 
-# by field, what asks for nothing: the API's default. vLLM's repetition penalty counts the prompt's tokens too
+# by field, what asks for nothing: the API's default. vLLM's repetition penalty counts the prompt's tokens too, and its
+# chats have no ids in place of their messages
 _DEFAULTS: dict[str, Any] = {
     "add_generation_prompt": True, "allowed_token_ids": None, "bad_words": [], "chat_template": None,
     "documents": None, "guided_choice": None, "guided_grammar": None, "guided_json": None, "guided_regex": None,
-    "include_reasoning": True, "length_penalty": 1.0, "logprob_token_ids": None, "min_logprobs": None,
-    "prompt_logprobs": None, "repetition_detection": None, "repetition_penalty": 1.0, "return_prompt_text": False,
-    "return_token_offsets": False,
-    "return_tokens_as_token_ids": False, "spaces_between_special_tokens": True, "structured_outputs": None,
-    "suffix": None, "thinking_token_budget": None, "truncate_prompt_tokens": None, "use_beam_search": False,
-    "watermarking": False,
+    "include_reasoning": True, "input_ids": None, "length_penalty": 1.0, "logprob_token_ids": None,
+    "min_logprobs": None, "prompt_logprobs": None, "repetition_detection": None, "repetition_penalty": 1.0,
+    "return_prompt_text": False, "return_token_offsets": False, "return_tokens_as_token_ids": False,
+    "spaces_between_special_tokens": True, "structured_outputs": None, "suffix": None, "thinking_token_budget": None,
+    "truncate_prompt_tokens": None, "use_beam_search": False, "watermarking": False,
 }  # fmt: skip
 _OF_COMPLETIONS = {"add_special_tokens": True}
 _OF_CHAT = {"add_special_tokens": False, "echo": False}
 UNHEEDED = frozenset((*_DEFAULTS, *_OF_CHAT))
-
 
 # fields that must be objects, on which SGLang breaks where they are not
 OBJECTS = frozenset({"chat_template_kwargs", "response_format"})

@@ -8,7 +8,10 @@ from catalog.names import adapter_name
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """A request's needs: a base and, unless it asks for the base itself, one revision of one policy."""
+    """A request's needs: a base and, unless it asks for the base itself, one revision of one policy.
+
+    Engines of the backend ``not_by`` have no way to be asked it.
+    """
 
     base: str
     fingerprint: str
@@ -17,6 +20,7 @@ class Demand(msgspec.Struct, frozen=True):
     digest: str = ""
     rank: int = 0
     targets: tuple[str, ...] = ()
+    not_by: str = ""
 
     @property
     def adapter(self) -> str:

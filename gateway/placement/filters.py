@@ -58,7 +58,7 @@ def refusal(nodes: Iterable[Node], demand: Demand) -> RoostError:
 
 def _fits(node: Node, deployment: Deployment, demand: Demand) -> bool:
     for kind in deployment.kinds:  # noqa: SIM110 - a generator costs more than the kinds
-        if kind.takes(demand.rank, demand.targets):
+        if kind.backend != demand.not_by and kind.takes(demand.rank, demand.targets):
             return True
     return False
 
@@ -66,7 +66,7 @@ def _fits(node: Node, deployment: Deployment, demand: Demand) -> bool:
 def _is_healthy(node: Node, deployment: Deployment, demand: Demand) -> bool:
     if node.heard:
         for kind in deployment.kinds:
-            if kind.ready and kind.takes(demand.rank, demand.targets):
+            if kind.ready and kind.backend != demand.not_by and kind.takes(demand.rank, demand.targets):
                 return True
     return False
 

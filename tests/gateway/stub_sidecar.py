@@ -126,7 +126,7 @@ class StubSidecar:
     def _engine_report(self, engine: StubEngine) -> EngineReport:
         return EngineReport(
             engine=engine.name,
-            backend="vllm",
+            backend=self.backend,
             base=BASE,
             fingerprint=self.fingerprint,
             health=self.health,

@@ -91,6 +91,17 @@ async def test_what_it_would_ignore_is_the_clients_to_know(mesh: Mesh) -> None:
     assert asked(mesh) == []
 
 
+async def test_what_it_would_ignore_is_asked_of_an_engine_that_heeds_it(mesh: Mesh) -> None:
+    mesh.sidecars[1].backend = "vllm"
+    for sidecar in mesh.sidecars:
+        sidecar.announce()
+    for number in range(4):
+        mesh.publish(f"acme/p{number}")
+        told = await mesh.chat(f"acme/p{number}", structured_outputs={"choice": ["a"]})
+        assert (told.status, told.headers["x-roost-node"]) == (200, mesh.sidecars[1].address.name)
+    assert mesh.engines[0].asked == []
+
+
 async def test_its_refusal_comes_in_our_form_and_names_what_was_asked(mesh: Mesh) -> None:
     for engine in mesh.engines:
         engine.scripts.append(sglang_refuses("n of {model} is bad"))

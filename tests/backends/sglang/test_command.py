@@ -44,6 +44,7 @@ def test_the_command_says_what_the_settings_say(base: Path) -> None:
     assert made.argv[0] == sys.executable
     assert made.env["OMP_NUM_THREADS"] == "5"
     assert made.env["ROOST_ENGINE"] == "1"
+    assert {made.env[f"SGLANG_{dump}_BEFORE_CRASH"] for dump in ("PYSPY_DUMP", "CUDA_COREDUMP")} == {"0"}
     assert made.env["SGLANG_USE_CPU_ENGINE"] == "1"
     assert made.token_in == "ROOST_ENGINE_TOKEN"
 

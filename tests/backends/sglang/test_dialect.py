@@ -75,6 +75,7 @@ def test_what_it_would_pass_over_is_refused(field: str) -> None:
         ("/v1/chat/completions", "documents", [{"title": "a", "text": "b"}], None),
         ("/v1/chat/completions", "add_special_tokens", True, False),
         ("/v1/chat/completions", "echo", True, False),
+        ("/v1/chat/completions", "input_ids", [87], None),
         ("/v1/chat/completions", "include_reasoning", False, True),
         ("/v1/completions", "add_special_tokens", False, True),
         ("/v1/completions", "spaces_between_special_tokens", False, True),

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,6 +88,15 @@ def test_where_no_node_is_left_the_last_filter_says_why(
 ) -> None:
     with pytest.raises(error, match=reason):
         chosen(asked, *nodes)
+
+
+def test_what_a_backend_can_not_be_asked_goes_to_another_one() -> None:
+    nodes = report("a"), report("b", engine(backend="sglang"))
+    for number in range(20):
+        asked = demand(f"acme/p{number}")
+        assert chosen(msgspec.structs.replace(asked, not_by="sglang"), *nodes) == "a"
+    with pytest.raises(Unfit):
+        chosen(msgspec.structs.replace(asked, not_by="sglang"), nodes[1])
 
 
 @pytest.mark.parametrize("narrow", [{"targets": ("q", "v")}, {"max_rank": 4}, {"max_rank": 0}])
