@@ -25,7 +25,7 @@ def make_backend(settings: EngineSettings, *, run_dir: Path, log_dir: Path) -> E
         from .sglang.driver import SglangBackend
 
         return SglangBackend(settings, run_dir=run_dir, log_dir=log_dir)
-    raise InvalidRequest(f"engine {settings.name}: there is no backend {settings.backend!r}", field="backend")
+    raise _unknown(settings)
 
 
 def check_settings(settings: EngineSettings) -> None:
@@ -36,10 +36,16 @@ def check_settings(settings: EngineSettings) -> None:
         from .sglang import command as sglang
 
         sglang.command_for(settings)
-    else:
+    elif settings.backend == "vllm":
         from .vllm import command as vllm
 
         vllm.command_for(settings)
+    else:
+        raise _unknown(settings)
+
+
+def _unknown(settings: EngineSettings) -> InvalidRequest:
+    return InvalidRequest(f"engine {settings.name}: there is no backend {settings.backend!r}", field="backend")
 
 
 def dialect_of(backend: str) -> Dialect:

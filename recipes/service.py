@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ async def text_of(service: Any, config: Config) -> Text:
 
     name = config.tokenizer or config.base
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=not _may_be_fetched(name))
+        local = not await asyncio.to_thread(_may_be_fetched, name)
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise NotFound(f"tokenizer: {name} can't be loaded ({reason}): name its folder", field="tokenizer") from None

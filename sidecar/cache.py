@@ -14,8 +14,7 @@ from .policies.interface import CachePolicy
 class Entry:
     """One revision in the arena. While it is not ``ready`` its bytes are being brought; ``overdue``: for too long.
 
-    ``pulled``: they come from a trainer; ``peers``: other nodes are
-    asked for them.
+    ``pulled``: they come from a trainer; ``peers``: other nodes are asked for them.
     """
 
     __slots__ = ("extent", "overdue", "peers", "pins", "pulled", "ready", "since")

@@ -132,17 +132,6 @@ def _config(
     options: dict[str, Any] = {}
     if recompute:
         options.update(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
-    if base.experts:
-        options.update(
-            num_moe_experts=base.experts,
-            moe_ffn_hidden_size=base.expert_inner,
-            moe_layer_freq=[int(moe) for moe in base.moe_layers],
-            moe_router_topk=base.experts_per_token,
-            moe_router_pre_softmax=not base.normalised_routing,
-            moe_router_load_balancing_type="none",
-            moe_router_dtype="fp32",
-            moe_aux_loss_coeff=0.0,
-        )
     return TransformerConfig(
         num_layers=base.layers,
         hidden_size=base.hidden,
@@ -179,7 +168,21 @@ def _config(
         masked_softmax_fusion=False,
         apply_rope_fusion=True,
         **options,
+        **(_of_experts(base) if base.experts else {}),
     )
+
+
+def _of_experts(base: BaseConfig) -> dict[str, Any]:
+    return {
+        "num_moe_experts": base.experts,
+        "moe_ffn_hidden_size": base.expert_inner,
+        "moe_layer_freq": [int(moe) for moe in base.moe_layers],
+        "moe_router_topk": base.experts_per_token,
+        "moe_router_pre_softmax": not base.normalised_routing,
+        "moe_router_load_balancing_type": "none",
+        "moe_router_dtype": "fp32",
+        "moe_aux_loss_coeff": 0.0,
+    }
 
 
 def _norm(device: torch.device) -> type[RMSNorm]:
