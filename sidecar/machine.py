@@ -178,7 +178,7 @@ class Machine:
         others = [engine for engine in engines if engine.name != request.failed_engine]
         engine = least_loaded(others, adapter)
         loads = adapter and any(
-            other.ready and self.state.misfit(other, request.digest, request.rank, now) is None for other in others
+            other.loadable and self.state.misfit(other, request.digest, request.rank, now) is None for other in others
         )
         return engine if engine is not None or loads else least_loaded(engines, adapter)
 

@@ -219,6 +219,7 @@ def test_load_whose_install_was_not_sent_yet_goes_on_elsewhere() -> None:
     bench.fetched(2)
     bench.up("e2", slots=2)
     bench.down("e1")
+    bench.installed(1, "e2")
     bench.installed(2, "e2")
     assert bench.granted(ask).engine == "e2"
 
