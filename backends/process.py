@@ -154,6 +154,12 @@ def stop_recorded(run_dir: Path, *, grace_s: float = 15.0) -> list[str]:
     return ended
 
 
+def running(run_dir: Path) -> list[EngineRecord]:
+    """The engines of which a record is under ``run_dir`` and which run now, whoever started them, by name."""
+    records = map(_read_record, sorted((run_dir / "engines").glob("*.json")))
+    return [record for record in records if record is not None and is_alive(record)]
+
+
 def free_port(host: str) -> int:
     """A port that nobody has now. Should somebody take it before the engine does, the engine ends and says so."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

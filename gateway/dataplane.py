@@ -27,7 +27,7 @@ from .body import Body, encode, parse_body
 from .bounds import GenerationBounds
 from .catalog_source import CatalogSource
 from .copies import Copies
-from .http import Exchange, UpstreamPool, UpstreamResponse, error_answer
+from .http import Exchange, UpstreamFailed, UpstreamPool, UpstreamResponse, error_answer
 from .leases import Lease, LeaseDesk, TryElsewhere
 from .metrics import Metrics
 from .nodes import Node
@@ -173,7 +173,7 @@ class DataPlane:
         other = self._second_choice(job, node, first, spread)
         self._metrics.retries += 1
         try:
-            await self._attempt(exchange, trace, job, other)
+            await self._attempt(exchange, trace, job, other, first.engine if other is node else "")
         except TryElsewhere as missed:
             raise missed.error from None
 
@@ -199,22 +199,24 @@ class DataPlane:
             raise missed.error
         return other
 
-    async def _attempt(self, exchange: Exchange, trace: Trace, job: Job, node: Node) -> None:
-        """Lease, forward and stream on one node. Raises TryElsewhere where another attempt may do better."""
+    async def _attempt(self, exchange: Exchange, trace: Trace, job: Job, node: Node, failed_engine: str = "") -> None:
+        """Lease, forward and stream on one node, not on its ``failed_engine`` if it has another. Raises TryElsewhere
+        where another attempt may do better."""
         trace.attempts += 1
         trace.node = node.name
-        lease = await self._acquire(trace, job, node)
+        lease = await self._acquire(trace, job, node, failed_engine)
         trace.engine = lease.engine
         engine_failed = False
         try:
             engine_failed = await self._forward(exchange, trace, job, lease)
         except EngineFailed as error:
             engine_failed = True
-            raise TryElsewhere(error) from error
+            lost = isinstance(error, UpstreamFailed)
+            raise TryElsewhere(error, engine=lease.engine if lost else "") from error
         finally:
             lease.release(engine_failed=engine_failed)
 
-    async def _acquire(self, trace: Trace, job: Job, node: Node) -> Lease:
+    async def _acquire(self, trace: Trace, job: Job, node: Node, failed_engine: str) -> Lease:
         asked_at = self._loop.time()
         left_s = job.deadline - asked_at
         if left_s <= 0:
@@ -222,8 +224,9 @@ class DataPlane:
         target = job.target
         try:
             lease = await self._leases.acquire(
-                node, target.demand, size=target.size, timeout_s=min(self._timeouts.acquire_s, left_s), use_s=left_s
-            )
+                node, target.demand, size=target.size, timeout_s=min(self._timeouts.acquire_s, left_s), use_s=left_s,
+                failed_engine=failed_engine,
+            )  # fmt: skip
         finally:
             trace.waited_s += self._loop.time() - asked_at
         trace.waited = trace.waited or lease.waited

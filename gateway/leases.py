@@ -28,14 +28,15 @@ class TryElsewhere(Exception):
     """This node can't take the request now, another one may. ``error`` is the answer where there is no other.
 
     ``refused``: the node said so itself, and would say it again; otherwise an engine or a connection broke. ``not_by``
-    is the backend of which no engine can be asked this.
+    is the backend of which no engine can be asked this, and ``engine`` the node's that could not be reached.
     """
 
-    def __init__(self, error: RoostError, *, refused: bool = False, not_by: str = "") -> None:
+    def __init__(self, error: RoostError, *, refused: bool = False, not_by: str = "", engine: str = "") -> None:
         super().__init__(error.message)
         self.error = error
         self.refused = refused
         self.not_by = not_by
+        self.engine = engine
 
 
 class Lease:
@@ -110,8 +111,11 @@ class LeaseDesk:
         # unique over this gateway's lives too: a number of a former life may still be held
         self._numbers = itertools.count(time.time_ns() // 1_000_000 << 20)
 
-    async def acquire(self, node: Node, demand: Demand, *, size: int, timeout_s: float, use_s: float) -> Lease:
-        """A lease on ``node``, waited for up to ``timeout_s`` and used for up to ``use_s`` seconds.
+    async def acquire(
+        self, node: Node, demand: Demand, *, size: int, timeout_s: float, use_s: float, failed_engine: str = ""
+    ) -> Lease:
+        """A lease on ``node``, waited for up to ``timeout_s`` and used for up to ``use_s`` seconds; not on its
+        ``failed_engine`` if it has another.
 
         Raises TryElsewhere, or the refusal, or DeadlinePassed. Where no grant arrives, the lease is given back all the
         same: the grant may be on its way.
@@ -133,6 +137,7 @@ class LeaseDesk:
             rank=demand.rank,
             ttl_s=use_s + _SLACK_S,
             peers=self._peers(node, demand.digest),
+            failed_engine=failed_engine,
         )
         answer: AnswerOfNode | None = None
         book = self._books.get(node.name) or self._books.setdefault(node.name, _Book())

@@ -110,6 +110,7 @@ class Completions:
 
     def _install_done(self, engine: Engine, call: Call, event: InstallDone, now: float) -> None:
         self._state.failures.forgive(call.digest)
+        self._state.broken.forgive((call.digest, engine.name))
         if engine.limits is not None:
             self._state.unfit.forgive((call.digest, engine.limits))
         self._state.counts["installed"] += 1
@@ -122,19 +123,14 @@ class Completions:
         if engine.limits is not None:
             self._state.unfit.remember((call.digest, engine.limits), event.message, now)
         load = self._vacate(engine, call)
-        if load is None:
-            return
-        others = [other for other in self._state.by_base[engine.base] if other.ready]
-        if all(self._state.misfit(other, load.digest, load.rank, now) for other in others):
-            self._loads.fail(load, now, Outcome.UNFIT, event.message, elsewhere=True)
-        else:
-            self._loads.bounce(load, now)
+        if load is not None:
+            self._loads.try_others(load, now, Outcome.UNFIT, event.message)
 
     def _install_broke(self, engine: Engine, call: Call, event: InstallBroke, now: float) -> None:
-        self._remember(call.digest, _BROKE, now)
+        self._state.broke(engine, call.digest, _BROKE, now)
         load = self._vacate(engine, call)
         if load is not None:
-            self._loads.fail(load, now, Outcome.ENGINE_FAILED, _BROKE, elsewhere=True)
+            self._loads.try_others(load, now, Outcome.ENGINE_FAILED, _BROKE)
 
     def _install_unsure(self, engine: Engine, call: Call, event: InstallUnsure, now: float) -> None:
         """The slot stays taken and the bytes stay pinned until the engine tells; the waiters need not wait for that."""
@@ -144,7 +140,7 @@ class Completions:
         self._state.cache.pin(call.digest, ("unsure", engine.name, call.adapter))
         load = self._installing(engine, call.adapter)
         if load is not None:
-            self._loads.fail(load, now, Outcome.ENGINE_FAILED, _UNSURE, elsewhere=True)
+            self._loads.try_others(load, now, Outcome.ENGINE_FAILED, _UNSURE)
 
     def _remove_done(self, engine: Engine, call: Call, event: RemoveDone, now: float) -> None:
         slot = engine.slots[call.adapter]
@@ -259,12 +255,9 @@ class Completions:
         """A fetch failed: whether any load was for it. What a mere guess came to is held against nobody who asks."""
         loads = self._of_digest(digest, Stage.FETCHING, Stage.WAITING)
         if loads:
-            self._remember(digest, message, now)
+            self._state.failures.remember(digest, message, now)
+            self._state.counts["load_failures"] += 1
+            self._state.digest_changed(digest)
         for load in self._state.queue.still(loads):
             self._loads.fail(load, now, outcome, message, elsewhere=outcome is not Outcome.UNFIT)
         return bool(loads)
-
-    def _remember(self, digest: str, message: str, now: float) -> None:
-        self._state.failures.remember(digest, message, now)
-        self._state.counts["load_failures"] += 1
-        self._state.digest_changed(digest)

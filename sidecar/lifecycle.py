@@ -67,7 +67,7 @@ class Lifecycle:
         self._state.counts["engine_deaths"] += 1
         for load in self._state.queue.still(self._state.queue):
             if load.engine == engine.name:
-                self._lost_its_engine(load, under_way, now)
+                self._lost_its_engine(load, engine, under_way, now)
         if not any(other.ready for other in self._state.by_base[engine.base]):
             self._refuse_all(engine, now)
 
@@ -95,17 +95,17 @@ class Lifecycle:
             self._state.cache.unpin(slot.digest, ("unsure", engine.name, slot.adapter))
             self._state.digest_changed(slot.digest)
 
-    def _lost_its_engine(self, load: Load, under_way: Call | None, now: float) -> None:
-        """A load that only counted on the engine goes on. One whose install was under way may be what killed it."""
+    def _lost_its_engine(self, load: Load, engine: Engine, under_way: Call | None, now: float) -> None:
+        """A load goes on, on another engine. One whose install was under way may be what killed it, and is not tried
+        on this one for a while."""
         if load.stage is Stage.FETCHING:
             load.engine = ""
             return
         suspect = under_way is not None and under_way.kind is CallKind.INSTALL and under_way.adapter == load.adapter
         if load.stage is Stage.INSTALLING and suspect:
             message = "the engine failed while it loaded this adapter; trying again may help"
-            self._state.failures.remember(load.digest, message, now)
-            self._state.digest_changed(load.digest)
-            self._loads.fail(load, now, Outcome.ENGINE_FAILED, message)
+            self._state.broke(engine, load.digest, message, now)
+            self._loads.try_others(load, now, Outcome.ENGINE_FAILED, message)
         else:
             self._loads.bounce(load, now)
 

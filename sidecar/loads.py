@@ -328,6 +328,18 @@ class Loads:
         self._waiters.refuse(load, outcome, message, retry_after_s=retry_after_s, elsewhere=elsewhere)
         self.finish(load, now)
 
+    def try_others(self, load: Load, now: float, outcome: Outcome, message: str) -> None:
+        """Its engine could not load it: another one of the node may, else another node."""
+        if any(
+            other.ready
+            and load.adapter not in other.slots
+            and self._state.misfit(other, load.digest, load.rank, now) is None
+            for other in self._state.by_base[load.base]
+        ):
+            self.bounce(load, now)
+        else:
+            self.fail(load, now, outcome, message, elsewhere=True)
+
     def finish(self, load: Load, now: float) -> None:
         """Forget a load that nobody waits for any more; what it held is free."""
         self._forget(load, now)

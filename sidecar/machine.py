@@ -45,6 +45,7 @@ from .known import KnownRevisions
 from .leases import Life
 from .lifecycle import Lifecycle
 from .loads import Loads
+from .negative import Failure
 from .policies import CachePolicy, make_policy
 from .prefetch import Prefetches
 from .resync import Resync
@@ -141,7 +142,7 @@ class Machine:
             self.state.refuse((event.ask,), request.lease, outcome, message, elsewhere=True)
             return
         engines = self.state.by_base.get(request.base)
-        engine = least_loaded(engines, adapter) if engines else None
+        engine = self._serves(request, adapter, engines or [], now)
         if engine is not None:
             self.state.grant((event.ask,), request, engine, now, waited=False)
             return
@@ -170,6 +171,17 @@ class Machine:
             return False
         return True
 
+    def _serves(self, request: Acquire, adapter: str, engines: list[Engine], now: float) -> Engine | None:
+        """Which engine a lease is for at once: where one just failed the request, another, which may have to load."""
+        if not request.failed_engine:
+            return least_loaded(engines, adapter)
+        others = [engine for engine in engines if engine.name != request.failed_engine]
+        engine = least_loaded(others, adapter)
+        loads = adapter and any(
+            other.loadable and self.state.misfit(other, request.digest, request.rank, now) is None for other in others
+        )
+        return engine if engine is not None or loads else least_loaded(engines, adapter)
+
     def _hopeless(self, request: Acquire, adapter: str, engines: list[Engine], now: float) -> dict[str, Any] | None:
         """Why a load would not help, as the arguments of a refusal; None where it may."""
         node = self.state.settings.node
@@ -187,14 +199,16 @@ class Machine:
             return {"outcome": Outcome.INVALID_REQUEST, "message": "the tenant or the digest is malformed"}
         misfits = [self.state.misfit(engine, request.digest, request.rank, now) for engine in ready]
         if all(misfits):
-            return {"outcome": Outcome.UNFIT, "message": misfits[0], "elsewhere": True}
+            broken = [self.state.broken.blocked((request.digest, engine.name), now) for engine in ready]
+            soonest = min(filter(None, broken), key=lambda failure: failure.until, default=None)
+            refusal = _known_bad(soonest, now) if soonest else {"outcome": Outcome.UNFIT, "message": misfits[0]}
+            return refusal | {"elsewhere": True}
         if self.state.cache.overdue(request.digest):
             message = f"node {node} waits for its storage to give these bytes"
             return {"outcome": Outcome.KNOWN_BAD, "message": message, "elsewhere": True}
         failure = self.state.failures.blocked(request.digest, now)
         if failure is not None:
-            message = f"failed {failure.times} time(s) in a row: {failure.message}"
-            return {"outcome": Outcome.KNOWN_BAD, "message": message, "retry_after_s": failure.until - now}
+            return _known_bad(failure, now)
         if request.size <= 0:
             return {"outcome": Outcome.INVALID_REQUEST, "message": "size must be positive", "field": "size"}
         if not self.state.cache.fits(request.size):
@@ -275,10 +289,15 @@ class Machine:
         self._resync.end_holds(now)
         for digest in self.state.failures.forget_old(now):
             self.state.digest_changed(digest)
-        for digest, _ in self.state.unfit.forget_old(now):
+        for digest, _ in (*self.state.unfit.forget_old(now), *self.state.broken.forget_old(now)):
             self.state.digest_changed(digest)
         self._loads.estimates.expire(now)
         self._completions.retry_unsure(now)
         self._completions.compare(now)
         self._transfers.tick(now)
         self.auditor.tick(now)
+
+
+def _known_bad(failure: Failure, now: float) -> dict[str, Any]:
+    message = f"failed {failure.times} time(s) in a row: {failure.message}"
+    return {"outcome": Outcome.KNOWN_BAD, "message": message, "retry_after_s": failure.until - now}

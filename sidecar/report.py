@@ -28,7 +28,8 @@ def residencies(state: NodeState, digests: set[str] | None = None) -> dict[str, 
     if digests is None:
         digests = {slot.digest for engine in state.engines.values() for slot in engine.slots.values()}
         # not those yet that have no digest
-        digests.update(filter(is_digest, state.cache), state.failures, (digest for digest, _ in state.unfit))
+        digests.update(filter(is_digest, state.cache), state.failures)
+        digests.update(digest for memory in (state.unfit, state.broken) for digest, _ in memory)
     in_slots: dict[str, set[Residency]] = {}
     for engine in state.engines.values():
         for slot in engine.slots.values():

@@ -56,6 +56,8 @@ class NodeState:
         self.unfit: NegativeCache[tuple[str, EngineLimits]] = NegativeCache(
             min(_UNFIT_FIRST_S, settings.negative_max_s), settings.negative_max_s
         )
+        # by digest and engine: what broke there, or died of it or beside it, says nothing of other engines
+        self.broken: NegativeCache[tuple[str, str]] = NegativeCache(settings.negative_first_s, settings.negative_max_s)
         # how long leases of adapters lasted lately
         self.lease_s = Smoothed(_FIRST_GUESS_LEASE_S)
         self.neighbours = Neighbours(settings.node, on=settings.peer_transfers > 0)
@@ -165,25 +167,33 @@ class NodeState:
         self.lease_s.add(lease_s)
 
     def misfit(self, engine: Engine, digest: str, rank: int, now: float) -> str | None:
-        """Why a ready ``engine`` can't run an adapter: its rank, or that it, or one like it, refused it lately."""
+        """Why a ready ``engine`` can't be given an adapter: its rank, that it, or one like it, refused it lately, or
+        that it failed with it lately."""
         if engine.limits is None:
             return None
-        refused = self.unfit.blocked((digest, engine.limits), now)
-        return engine.misfit(rank) or (refused.message if refused else None)
+        failed = self.unfit.blocked((digest, engine.limits), now) or self.broken.blocked((digest, engine.name), now)
+        return engine.misfit(rank) or (failed.message if failed else None)
 
     def rejected(self, digest: str) -> bool:
-        """Whether every ready engine of a base refused an adapter lately, so that another node may do better."""
+        """Whether every ready engine of a base refused an adapter lately, or failed with it, so that another node may
+        do better."""
         return any(
-            all((digest, limits) in self.unfit for limits in ready)
+            all((digest, limits) in self.unfit or (digest, name) in self.broken for name, limits in ready)
             for engines in self.by_base.values()
-            if (ready := [engine.limits for engine in engines if engine.limits is not None])
+            if (ready := [(engine.name, engine.limits) for engine in engines if engine.limits is not None])
         )
+
+    def broke(self, engine: Engine, digest: str, message: str, now: float) -> None:
+        """``engine`` failed while it loaded an adapter, which is not tried there again for a while."""
+        self.broken.remember((digest, engine.name), message, now)
+        self.counts["load_failures"] += 1
+        self.digest_changed(digest)
 
     def engines_changed(self) -> None:
         """Others are ready than before: what all of them had refused may be wanted here again, or not any more."""
         calls = (engine.calls_at_once for engine in self.engines.values())
         self.queue.hands = sum(count for count in calls if count > 1)
-        self.changes.digests.update(digest for digest, _ in self.unfit)
+        self.changes.digests.update(digest for memory in (self.unfit, self.broken) for digest, _ in memory)
 
     @property
     def cordon_message(self) -> str:

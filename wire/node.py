@@ -43,6 +43,8 @@ class Acquire(NodeMessage, frozen=True, kw_only=True):
     ``ttl_s``, positive and finite, bounds how long the lease lives without a release; asking for it again renews it.
     The wire's own request deadline says how long the asker will wait.
     ``peers`` are nodes that have the bytes, or are getting them, as far as the gateway knows.
+    ``failed_engine`` was leased for the same request just now and could not be reached: another one is asked for, if
+    the node has one of that base.
     """
 
     gateway: str
@@ -56,6 +58,7 @@ class Acquire(NodeMessage, frozen=True, kw_only=True):
     rank: int = 0
     ttl_s: float = 600.0
     peers: tuple[Peer, ...] = ()
+    failed_engine: str = ""
 
 
 class Granted(NodeMessage, frozen=True, kw_only=True):

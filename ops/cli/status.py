@@ -9,7 +9,9 @@ import typer
 
 from wire.outcomes import RoostError
 
+from ..layout import Layout
 from ..supervise.state import MeshState, Phase
+from .kept import kept_engines, tell_kept
 from .output import EXIT_UNREACHABLE, OUT, Unreachable, tell, tell_error, tell_json
 from .render import fleet_view, mesh_view
 from .session import AsJson, Session, StateDir, session
@@ -32,10 +34,13 @@ def status(context: typer.Context, state_dir: StateDir = None, as_json: AsJson =
         fleet = asked.client().call("GET", "/roost/v1/status")
     except RoostError as error:
         trouble = error
+    layout = asked.layout()
     if as_json:
-        tell_json({"supervisor": _told(mesh, alive), "fleet": fleet, "error": trouble.message if trouble else None})
+        message = trouble.message if trouble else None
+        kept = [] if alive else kept_engines(layout)
+        tell_json({"supervisor": _told(mesh, alive), "kept": kept, "fleet": fleet, "error": message})
     else:
-        _tell(mesh, alive, fleet, trouble)
+        _tell(mesh, layout, alive, fleet, trouble)
     if fleet is None and not alive:
         raise typer.Exit(EXIT_UNREACHABLE)
 
@@ -44,7 +49,7 @@ def _told(mesh: MeshState | None, alive: bool) -> Any:
     return None if mesh is None else {**msgspec.to_builtins(mesh), "alive": alive}
 
 
-def _tell(mesh: MeshState | None, alive: bool, fleet: Any, trouble: RoostError | None) -> None:
+def _tell(mesh: MeshState | None, layout: Layout, alive: bool, fleet: Any, trouble: RoostError | None) -> None:
     if mesh is not None and alive:
         tell((mesh.phase, "bold"), f"  {mesh.url}")
         OUT.print(mesh_view(mesh))
@@ -52,6 +57,8 @@ def _tell(mesh: MeshState | None, alive: bool, fleet: Any, trouble: RoostError |
         tell(("The supervisor was killed: ", "red"), "`roost up` starts anew, `roost down` ends what is left.")
     else:
         tell("No mesh runs from this folder.")
+    if not alive:
+        tell_kept(layout)
     if fleet is not None:
         OUT.print()
         OUT.print(fleet_view(fleet))

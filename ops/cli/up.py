@@ -28,6 +28,7 @@ from ..supervise.run import ENGINE_GRACE_S, end_leftovers, save_config, stop_mes
 from ..supervise.state import EngineState, MeshState, Phase, SupervisorLock, read_state
 from .config import ConfigFile
 from .doctor import PORT_ADVICE, port_trouble
+from .kept import kept_engines, tell_kept
 from .output import OUT, tell, tell_json
 from .render import mesh_view
 from .session import AsJson, StateDir, default_file, session
@@ -104,9 +105,10 @@ def down(
     layout = session(context).layout(state_dir)
     ended = stop_mesh(layout, keep_engines=keep_engines) if layout.run.is_dir() else []
     if as_json:
-        tell_json({"ended": ended})
+        tell_json({"ended": ended, "kept": kept_engines(layout)})
     else:
-        tell(f"Stopped: {', '.join(ended)}." if ended else f"Nothing runs from {layout.root}.")
+        tell(f"Stopped: {', '.join(ended)}." if ended else f"No mesh runs from {layout.root}.")
+        tell_kept(layout)
 
 
 def _free_layout(config: RoostConfig) -> Layout:
@@ -154,6 +156,7 @@ def _foreground(config: RoostConfig, layout: Layout, *, keep_engines: bool) -> N
                 live.update("Stopping the engines")
                 stopped = stop_recorded(layout.run, grace_s=ENGINE_GRACE_S)
     tell(f"Stopped: {', '.join([*reversed(view.processes), *(f'engine {name}' for name in stopped)])}.")
+    tell_kept(layout)
 
 
 def _detached(config: RoostConfig, layout: Layout) -> None:

@@ -296,6 +296,18 @@ async def test_what_fails_before_the_first_byte_is_tried_once_more(
         assert sidecar.failed_engines == [engine.name]
 
 
+async def test_an_engine_that_could_not_be_reached_is_named_to_its_node_and_to_no_other(tmp_path: Path) -> None:
+    for nodes in (1, 2):
+        async with Mesh(tmp_path / str(nodes), nodes=nodes, engines=2) as mesh:
+            mesh.publish("acme/bot")
+            for engine in mesh.engines:
+                await engine.stop()
+            assert (await mesh.chat("acme/bot")).status == 502
+            first, again = [ask for sidecar in mesh.sidecars for ask in sidecar.acquired]
+            (failed, *_) = mesh.sidecar.failed_engines
+            assert (first.failed_engine, again.failed_engine) == ("", failed if nodes == 1 else "")
+
+
 async def test_a_second_failure_is_told(tmp_path: Path) -> None:
     async with Mesh(tmp_path) as mesh:
         mesh.publish("acme/bot")

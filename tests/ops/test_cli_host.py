@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from backends.process import Command, EngineProcess
 from backends.vllm.terms import ENGINE_ROUTE
 from catalog.artifacts import registrar_store
 from catalog.ledger import Ledger
@@ -98,7 +100,27 @@ def test_logs_of_one_process(roost: Roost, tmp_path: Path) -> None:
 
 def test_down_with_nothing_running(roost: Roost, tmp_path: Path) -> None:
     done = roost("down", "--json", cwd=tmp_path)
-    assert (done.returncode, json.loads(done.stdout)) == (0, {"ended": []})
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"ended": [], "kept": []})
+
+
+def test_engines_that_are_left_running_are_told_until_they_are_ended(roost: Roost, tmp_path: Path) -> None:
+    layout = Layout.of(str(tmp_path / ".roost"))
+    layout.make()
+    engine = EngineProcess("sg", run_dir=layout.run, log_dir=layout.logs)
+    sleeping = Command((sys.executable, "-c", "import time; time.sleep(60)"), {})
+    record = engine.spawn(sleeping, host="127.0.0.1", port=0)
+    line = f"Engine sg runs on (pid {record.pid}): `roost up` adopts it, `roost down` ends it.\n"
+    kept = [{"engine": "sg", "pid": record.pid}]
+    try:
+        assert roost("down", "--keep-engines", cwd=tmp_path).stdout.endswith(line)
+        assert json.loads(roost("down", "--keep-engines", "--json", cwd=tmp_path).stdout)["kept"] == kept
+        assert roost("status", cwd=tmp_path).stdout == f"No mesh runs from this folder.\n{line}"
+        assert json.loads(roost("status", "--json", cwd=tmp_path).stdout)["kept"] == kept
+        assert roost("down", cwd=tmp_path).stdout == "Stopped: engine sg.\n"
+        assert not engine.alive
+        assert "runs on" not in roost("status", cwd=tmp_path).stdout
+    finally:
+        engine.stop(grace_s=0.0)
 
 
 def test_a_second_up_is_refused_while_the_first_lives(roost: Roost, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from sidecar.effects import StartFetch
 from sidecar.events import EngineDown, EngineRemarked, EngineUp, InstallDone, Tick
 from sidecar.report import engine_report, full_report
 from sidecar.state import Changes
+from wire.node import Residency
 from wire.outcomes import Outcome
 
 from .bench import Bench, digest, limits, name
@@ -139,14 +140,74 @@ def test_death_during_a_fetch_sends_the_load_to_another_engine() -> None:
     assert bench.granted(ask).engine == "e2"
 
 
-def test_adapter_being_installed_when_the_engine_died_is_suspect() -> None:
+def test_an_adapter_that_an_engine_died_with_is_loaded_by_the_nodes_other_engine() -> None:
     bench = Bench(engines=2)
     ask = bench.ask(1)
     bench.fetched(1)
     bench.install_of(1)
     bench.down("e1")
-    assert bench.refused(ask).outcome is Outcome.ENGINE_FAILED
+    late = bench.ask(1)
+    bench.installed(1, "e2")
+    assert {bench.granted(asked).engine for asked in (ask, late, bench.ask(1))} == {"e2"}
+
+
+def test_an_adapter_that_every_engine_died_with_is_tried_on_other_nodes_and_here_after_a_while() -> None:
+    bench = Bench(engines=2, negative_first_s=10.0)
+    ask = bench.ask(1)
+    bench.fetched(1)
+    for engine in ("e1", "e2"):
+        bench.install_of(1, engine)
+        bench.down(engine)
+    refused = bench.refused(ask)
+    assert (refused.outcome, refused.elsewhere) == (Outcome.ENGINE_FAILED, True)
+    bench.up("e1")
+    bench.up("e2")
+    again = bench.refused(bench.ask(1))
+    assert (again.outcome, again.elsewhere, again.retry_after_s) == (Outcome.KNOWN_BAD, True, 10.0)
+    assert full_report(bench.machine.state, epoch=1, number=1).resident[digest(1)] is Residency.FAILED
+    bench.serve(2)
+    bench.wait(10.0)
+    later = bench.ask(1)
+    bench.installed(1, "e2")
+    assert bench.granted(later)
+
+
+def test_a_death_is_remembered_of_the_engine_that_died() -> None:
+    """It restarts, and the adapter that may have killed it goes to the other one, which had been away."""
+    bench = Bench(engines=2, negative_first_s=10.0)
+    bench.down("e2")
+    ask = bench.ask(1)
+    bench.fetched(1)
+    bench.install_of(1)
+    bench.down("e1")
+    refused = bench.refused(ask)
+    assert (refused.outcome, refused.elsewhere) == (Outcome.ENGINE_FAILED, True)
+    bench.up("e1")
     assert bench.refused(bench.ask(1)).outcome is Outcome.KNOWN_BAD
+    bench.up("e2")
+    again = bench.ask(1)
+    bench.installed(1, "e2")
+    assert bench.granted(again).engine == "e2"
+
+
+def test_who_lost_an_engine_that_is_not_known_to_be_dead_yet_gets_another() -> None:
+    bench = Bench(engines=2)
+    first = bench.granted(bench.serve(1))
+    other = {"e1": "e2", "e2": "e1"}[first.engine]
+    assert bench.granted(bench.ask(None, failed_engine=first.engine)).engine == other
+    bench.release(first.lease)
+    again = bench.ask(1, failed_engine=first.engine)
+    bench.installed(1, other)
+    assert bench.granted(again).engine == other
+    assert bench.granted(bench.ask(1, failed_engine=first.engine)).engine == other
+
+
+def test_who_lost_the_only_engine_gets_it_once_more() -> None:
+    bench = Bench(engines=2)
+    bench.down("e2")
+    bench.serve(1)
+    for number in (1, None):
+        assert bench.granted(bench.ask(number, failed_engine="e1")).engine == "e1"
 
 
 def test_load_whose_install_was_not_sent_yet_goes_on_elsewhere() -> None:
@@ -158,6 +219,7 @@ def test_load_whose_install_was_not_sent_yet_goes_on_elsewhere() -> None:
     bench.fetched(2)
     bench.up("e2", slots=2)
     bench.down("e1")
+    bench.installed(1, "e2")
     bench.installed(2, "e2")
     assert bench.granted(ask).engine == "e2"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from backends.interface import Removal
@@ -212,6 +214,16 @@ def test_broken_install_frees_the_slot_and_is_remembered() -> None:
     assert (refused.outcome, refused.elsewhere) == (Outcome.ENGINE_FAILED, True)
     assert bench.refused(bench.ask(1)).outcome is Outcome.KNOWN_BAD
     bench.serve(2)
+
+
+@pytest.mark.parametrize("end", [Bench.broke, Bench.unsure])
+def test_an_install_that_fails_on_one_engine_is_tried_on_the_nodes_other(end: Callable[[Bench, int], None]) -> None:
+    bench = Bench(engines=2)
+    ask = bench.ask(1)
+    bench.fetched(1)
+    end(bench, 1)
+    bench.installed(1, "e2")
+    assert {bench.granted(asked).engine for asked in (ask, bench.ask(1))} == {"e2"}
 
 
 def test_rejected_install_is_unfit_for_a_while_and_longer_each_time() -> None:

@@ -128,5 +128,5 @@ def test_of_many_loads_that_were_under_way_when_the_engine_died_the_oldest_is_su
     bench.down()
     assert bench.refused(asks[0]).outcome is Outcome.ENGINE_FAILED
     assert {bench.refused(ask).outcome for ask in asks[1:]} == {Outcome.NO_HEALTHY_NODE}
-    assert bench.machine.state.failures.blocked(digest(0), bench.now) is not None
-    assert bench.machine.state.failures.blocked(digest(1), bench.now) is None
+    assert bench.machine.state.broken.blocked((digest(0), "e1"), bench.now) is not None
+    assert bench.machine.state.broken.blocked((digest(1), "e1"), bench.now) is None
