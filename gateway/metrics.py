@@ -132,7 +132,7 @@ class GatewayCollector(Collector):
         queued = gauge("loads_queued", "Cold loads that wait")
         of_one = gauge("loads_queued_of_one_tenant", "Cold loads that wait, of the tenant that has most of them")
         takes = gauge("load_seconds", "How long a cold load takes lately")
-        rate = gauge("load_rate", "Cold loads that leave the queue a second, while any wait")
+        rate = gauge("load_rate", "Waiting cold loads that start a second, while any wait")
         cordoned = gauge("cordoned", "1 while a node gets nothing new")
         findings = gauge("audit_findings", "What did not add up in a node's books: anything but 0 is a bug")
         given = CounterMetricFamily(

@@ -72,10 +72,10 @@ def run(
     with tempfile.TemporaryDirectory(prefix="roost-loadtest-") as scratch:
         root = Path(scratch)
         base = write_base(root / "base", plan.size, seed)
-        node = {"loads_queued": _QUEUED, "loads_queued_s": 0.0, "arena_bytes": 1 << 30}
         engine = {**_ENGINE, "slots": plan.policies, "max_model_len": plan.size.context}
+        engine["extra_args"] = list(_ENGINE["extra_args"])
         say("starting the mesh")
-        with EngineMesh(root / "mesh", base, {**engine, "extra_args": list(_ENGINE["extra_args"])}, node) as mesh:
+        with EngineMesh(root / "mesh", base, engine, node_table()) as mesh:
             measured = asyncio.run(_Run(mesh, root, base, plan, seed, say).run())
     summary = _summary(measured)
     told = {"base": msgspec.to_builtins(plan.size), "policies": plan.policies, "stock_policies": plan.stock}
@@ -83,6 +83,11 @@ def run(
     if plot is not None:
         _draw(plot, measured, summary)
     return summary
+
+
+def node_table() -> dict[str, object]:
+    """What the mesh's configuration says of the node: a queue whose bound is what it is set to."""
+    return {"loads_queued": _QUEUED, "loads_queued_s": 0.0, "arena_bytes": 1 << 30}
 
 
 class _Run:

@@ -38,6 +38,7 @@ _MAY_BE_ZERO = frozenset(
     {
         "announce_wait_s",
         "disk_bytes",
+        "loads_queued_s",
         "peer_transfers",
         "prefix_bytes",
         "max_model_len",

@@ -17,7 +17,7 @@ from .promises import Promise
 from .rates import DrainRate, LoadTimes
 from .settings import SidecarSettings
 from .slots import LoadKey, Slot
-from .turns import Turns
+from .turns import Charge, Turns
 
 # what a load is believed to take before one was measured
 _FIRST_GUESS_S = 0.5
@@ -51,7 +51,7 @@ class Load:
     """
 
     __slots__ = (
-        "adapter", "at_once", "background", "base", "blocked_since", "charged", "digest", "drained", "drained_at",
+        "adapter", "at_once", "background", "base", "blocked_since", "charge", "digest", "drained", "drained_at",
         "drains", "engine", "fetched", "handed", "order", "promise", "rank", "replaces", "sent", "size", "stage",
         "started", "tenant", "victim", "waiters",
     )  # fmt: skip
@@ -83,8 +83,8 @@ class Load:
         self.handed = False
         # what was told to who came back for it, until its turn comes
         self.promise: Promise | None = None
-        # what its tenant was charged for its turn, in seconds
-        self.charged = 0.0
+        # what its tenant was charged for its turn
+        self.charge: Charge | None = None
         # since when it is known that a slot or the arena's room, not its turn, keeps it from serving
         self.blocked_since: float | None = None
         # the slot that takes no new leases because this load has waited too long
@@ -116,7 +116,9 @@ class LoadQueue:
         self._order = 0
         self.turns: Turns[Load] = Turns()
         self.times = LoadTimes(_FIRST_GUESS_S, _FIRST_GUESS_BYTES_S)
+        # of all that leave the queue, and of those that leave it to start
         self._drain = DrainRate()
+        self._starts = DrainRate()
 
     def __iter__(self) -> Iterator[Load]:
         return iter(self._loads.values())
@@ -182,12 +184,12 @@ class LoadQueue:
         load.started = now
         load.fetched = not resident
         load.at_once = self.in_flight - self._handed + 1
-        load.charged = self.times.cost(load.size, resident=resident)
         self._wait_no_more(load)
         self._flying[load.key] = load
         if not load.background:
-            self.turns.charge(load.tenant, load.charged)
-            self._drain.left(now, waiting=self.queued, at_once=self._at_once)
+            load.charge = self.turns.charge(load.tenant, self.times.cost(load.size, resident=resident))
+            for rate in (self._drain, self._starts):
+                rate.left(now, waiting=self.queued, at_once=self._at_once)
 
     def hand_over(self, load: Load, now: float) -> None:
         """``load``, whose bytes are there, waits for its engine's pace from now on, which nothing here changes."""
@@ -205,8 +207,9 @@ class LoadQueue:
         load.engine = load.victim = ""
         del self._flying[load.key]
         self._wait(load, now)
-        if not load.background:
-            self.turns.charge(load.tenant, -load.charged)
+        if load.charge is not None:
+            self.turns.give_back(load.charge)
+            load.charge = None
 
     def promote(self, load: Load, now: float) -> None:
         """Somebody waits for a background load now: it starts like any other."""
@@ -222,7 +225,10 @@ class LoadQueue:
         self._take_back(load)
         if self._flying.pop(load.key, None) is None:
             self._wait_no_more(load)
-            if not load.background and not refused:
+            if load.background:
+                return
+            self._starts.given_up(now, waiting=self.queued)
+            if not refused:
                 self._drain.left(now, waiting=self.queued, at_once=self._at_once)
 
     def served(self, load: Load, now: float) -> None:
@@ -237,9 +243,13 @@ class LoadQueue:
         return self._drain.until(departures, now, self._expected_interval_s)
 
     @property
-    def drain_rate(self) -> float:
-        """Loads that leave the queue in a second while there are any."""
-        return 1.0 / max(self._drain.interval_s(self._expected_interval_s), _SHORTEST_S)
+    def start_rate(self) -> float:
+        """Waiting loads that start in a second while there are any."""
+        return 1.0 / max(self._starts.interval_s(self._expected_interval_s), _SHORTEST_S)
+
+    def starts_within(self, seconds: float, now: float) -> float:
+        """How many waiting loads will start in that time, if there are as many."""
+        return seconds / max(self._starts.pending_interval_s(now, self._expected_interval_s), _SHORTEST_S)
 
     @property
     def _expected_interval_s(self) -> float:
@@ -268,6 +278,7 @@ class LoadQueue:
         else:
             self.turns.add(load.tenant, load, self.times.cost(load.size, resident=False))
             self._drain.joined(now)
+            self._starts.joined(now)
 
     def _wait_no_more(self, load: Load) -> None:
         if load.background:

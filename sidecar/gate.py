@@ -13,7 +13,7 @@ from .slots import LoadKey
 # below this share of its bound the queue takes whoever comes: places kept for those who may come back are no reason
 # to let the engines run out of work
 _LOW_SHARE = 0.25
-# however fast the queue drains, no more wait than so many times the bound
+# however fast loads start, no more wait than so many times the bound
 _MOST = 16.0
 
 
@@ -33,15 +33,15 @@ def fair_share(demands: Iterable[float], bound: int) -> float:
 
 
 def most_queued(settings: SidecarSettings) -> int:
-    """How many loads may wait where they leave the queue as fast as can be."""
+    """How many loads may wait where they start as fast as can be."""
     return int(settings.loads_queued * (_MOST if settings.loads_queued_s else 1.0))
 
 
 class Gate:
     """The bounds on waiting: one for the node, and one for each tenant within it, which is its fair share at most.
 
-    Both are set for a node whose loads are slow. More may wait where they leave the queue soon all the same: to come
-    back later, in whole seconds, would take longer.
+    Both are set for a node whose loads are slow. More may wait where they start soon all the same: to come back later,
+    in whole seconds, would take longer. While none starts, both go back to what they are set to, whoever gives up.
 
     A full queue gives a place to a tenant that has less than its share, at the expense of the one that has most. Places
     that become free belong to those who were told to come back for them, before newcomers.
@@ -58,10 +58,12 @@ class Gate:
     def closed(self, tenant: str, key: LoadKey, now: float) -> str | None:
         """Why one more load of ``tenant`` may not wait now; None where it may."""
         own, low = self._queue.turns.of(tenant), self._queue.queued < self._low
-        share = self._tenant_bound if low else self._share(tenant, demands(self._queue, self._promises))
+        bound, share = self._bounds(now)
+        if not low:
+            share = max(1, min(share, self._share(tenant, demands(self._queue, self._promises), bound)))
         if own >= share:
             return f"{own} loads of tenant {tenant} wait on node {self._node} already"
-        room = self._room(own, share)
+        room = self._room(own, share, bound)
         if room <= 0:
             return f"{self._queue.in_flight} loads are in flight and {self._queue.queued} wait on node {self._node}"
         promise = self._promises.get(tenant, key)
@@ -71,44 +73,37 @@ class Gate:
             return f"the next places on node {self._node} are promised to requests of tenant {tenant} that came before"
         return None
 
-    def too_many(self) -> Load | None:
+    def too_many(self, now: float) -> Load | None:
         """What has to go where more wait than may: the youngest load of the tenant that has most."""
+        bound, _ = self._bounds(now)
+        if self._queue.queued <= bound:
+            return None
         waiting = self._queue.turns.tenants()
-        return self._queue.turns.youngest(max(waiting, key=lambda name: waiting[name])) if self._places < 0 else None
+        return self._queue.turns.youngest(max(waiting, key=lambda name: waiting[name]))
 
-    def _share(self, tenant: str, wanting: dict[str, float]) -> int:
-        """How many loads of ``tenant`` may wait while others want to, too: at least one."""
+    @staticmethod
+    def _share(tenant: str, wanting: dict[str, float], bound: int) -> int:
+        """How many loads of ``tenant`` may wait of ``bound`` while others want to, too."""
         wanted = wanting.get(tenant, 0.0) + 1.0
         others = (demand for name, demand in wanting.items() if name != tenant)
-        return max(1, min(self._tenant_bound, int(fair_share((wanted, *others), self._bound))))
+        return int(fair_share((wanted, *others), bound))
 
-    def _room(self, own: int, share: int) -> int:
+    def _room(self, own: int, share: int, bound: int) -> int:
         """How many more loads of a tenant that has ``own`` waiting, of ``share``, could wait now.
 
         In a full queue it is one, at the expense of another tenant that would have no less even then.
         """
-        places = self._places
+        places = bound - self._queue.queued
         if places <= 0:
             places = int(max(self._queue.turns.tenants().values(), default=0) > own + 1)
         return min(share - own, places)
 
-    @property
-    def _bound(self) -> int:
-        return int(self._least * self._wider)
-
-    @property
-    def _tenant_bound(self) -> int:
-        return int(self._tenant_least * self._wider)
-
-    @property
-    def _wider(self) -> float:
-        """How many times as many may wait as on a node whose loads are slow."""
-        soon = self._within_s * self._queue.drain_rate
-        return min(max(1.0, soon / max(1, self._least)), _MOST)
-
-    @property
-    def _places(self) -> int:
-        return self._bound - self._queue.queued
+    def _bounds(self, now: float) -> tuple[int, int]:
+        """How many may wait, and how many of one tenant."""
+        soon = self._queue.starts_within(self._within_s, now)
+        # how many times as many as on a node whose loads are slow
+        wider = min(max(1.0, soon / max(1, self._least)), _MOST)
+        return int(self._least * wider), int(self._tenant_least * wider)
 
     @property
     def _low(self) -> float:

@@ -59,7 +59,7 @@ class Loads:
         self.pump(now)
         if closed and load.stage is Stage.WAITING and load.waiters:
             self._turn_away(load, closed, now)
-        elif (other := self._gate.too_many()) is not None:
+        elif (other := self._gate.too_many(now)) is not None:
             message = f"the queue of node {self._node} is full, and other tenants have less than their share of it"
             self._turn_away(other, message, now)
 

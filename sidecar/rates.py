@@ -101,10 +101,25 @@ class DrainRate:
         self._since = now if waiting else None
         self._began = False
 
-    def until(self, departures: float, now: float, expected_s: float) -> float:
-        """Seconds until that many more will have left. Not less than what the present pause already makes likely."""
-        elapsed = now - self._since if self._since is not None else 0.0
+    def given_up(self, now: float, *, waiting: int) -> None:
+        """One waits no more that does not count as a departure: the time that it waited does."""
+        if self._since is not None and now > self._since:
+            self._over_s += now - self._since
+            self._since = now
+            self._began = False
+        if not waiting:
+            self._since = None
+
+    def pending_interval_s(self, now: float, expected_s: float) -> float:
+        """From one departure to the next; not less than what the present pause already makes likely."""
         # a pause longer than usual is a measurement that has not ended
-        unended = (self._memory * self._over_s + elapsed + expected_s) / (self._memory * self._left + 2.0)
-        interval = max(self.interval_s(expected_s), unended)
-        return max(departures * interval - elapsed, interval / 2.0)
+        over_s = self._memory * self._over_s + self._elapsed(now) + expected_s
+        return max(self.interval_s(expected_s), over_s / (self._memory * self._left + 2.0))
+
+    def until(self, departures: float, now: float, expected_s: float) -> float:
+        """Seconds until that many more will have left."""
+        interval = self.pending_interval_s(now, expected_s)
+        return max(departures * interval - self._elapsed(now), interval / 2.0)
+
+    def _elapsed(self, now: float) -> float:
+        return now - self._since if self._since is not None else 0.0

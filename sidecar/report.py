@@ -128,7 +128,7 @@ def _figures(state: NodeState) -> _Figures:
         "loads_queued": queue.queued,
         "loads_limit": queue.limit + queue.hands,
         "load_s": queue.times.load_s,
-        "load_rate": queue.drain_rate,
+        "load_rate": queue.start_rate,
         "draining": state.cordoned,
         "fetches": counts["fetched"],
         "installs": counts["installed"],

@@ -13,7 +13,7 @@ import heapq
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 
 class Orderable(Protocol):
@@ -45,6 +45,13 @@ class _Flow(Generic[Item]):
         self.had = had
         self.new = True
         self.items: list[Item] = []
+
+
+class Charge(NamedTuple):
+    """What a turn was booked at, and on whom."""
+
+    flow: _Flow[Any]
+    amount: float
 
 
 class Turns(Generic[Item]):
@@ -109,12 +116,20 @@ class Turns(Generic[Item]):
             self._flows.clear()
             self._least = 0.0
 
-    def charge(self, tenant: str, cost: float) -> None:
-        """An item of ``tenant`` had its turn; a negative ``cost`` gives back what was charged in vain."""
+    def charge(self, tenant: str, cost: float) -> Charge | None:
+        """An item of ``tenant`` had its turn. None where nothing is booked, as nobody waits."""
         flow = self._flows.get(tenant)
-        if flow is not None:
-            flow.had += cost / self._length(flow)
-            flow.new = False
+        if flow is None:
+            return None
+        charge = Charge(flow, cost / self._length(flow))
+        flow.had += charge.amount
+        flow.new = False
+        return charge
+
+    def give_back(self, charge: Charge) -> None:
+        """``charge`` was in vain. What was forgotten since is not owed: a tenant made anew was never charged it."""
+        if self._flows.get(charge.flow.tenant) is charge.flow:
+            charge.flow.had -= charge.amount
 
     def order(self) -> Iterator[Item]:
         """Every waiting item once, each when it is its turn.

@@ -191,9 +191,9 @@ class NodeReport(NodeMessage, frozen=True, kw_only=True):
     ``fetches``, ``installs`` and ``rejected`` count since the sidecar started: revisions fetched into the arena,
     installs that an engine confirmed, and acquires refused because a bound was reached. ``audit_findings`` counts what
     did not add up in its books: never anything but 0, or it is a bug.
-    ``load_s`` is how long a cold load takes lately from its start to its serving, ``load_rate`` how many leave the
-    queue a second while any wait, ``loads_limit`` how many may run at once now. ``queued_by_tenant`` counts waiting
-    loads of the tenants that have most of them.
+    ``load_s`` is how long a cold load takes lately from its start to its serving, ``load_rate`` how many of those
+    that wait start in a second, ``loads_limit`` how many may run at once now. ``queued_by_tenant`` counts waiting loads
+    of the tenants that have most of them.
     ``bytes_endpoint`` is where other nodes may take bytes, empty where they may not. ``arrived_bytes`` counts those
     that came into the arena by where they came from (``store``, ``disk``, ``peer``, ``trainer``), ``given_bytes``
     those that went to other nodes; ``peer_faults`` counts, by node, how often one gave something else than was asked.

@@ -230,7 +230,7 @@ class NodeDocument(Document, frozen=True):
 
     ``leases`` count the requests of all gateways there, ``own_leases`` those of this one; ``slots`` are of its ready
     engines. ``loads_limit`` is how many loads may run at once now, ``load_s`` how many seconds one takes lately and
-    ``load_rate`` how many leave the queue a second while any wait; ``queued_by_tenant`` counts those that wait, of the
+    ``load_rate`` how many of those that wait start in a second; ``queued_by_tenant`` counts those that wait, of the
     tenants that have most of them. ``arrived_bytes`` counts what came into its arena since its sidecar started, by
     where it came from (``store``, ``disk``, ``peer``, ``trainer``), ``given_bytes`` what went from there to other
     nodes, and ``peer_faults``, by node, how often one gave it wrong bytes.

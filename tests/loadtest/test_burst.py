@@ -10,6 +10,7 @@ import pytest
 
 from loadtest import burst
 from loadtest.base_model import PUBLISHED, BaseSize, write_base
+from ops.config import check
 from packer.shape import BaseShape
 
 
@@ -37,6 +38,11 @@ def test_ratios_are_of_one_round_each() -> None:
 
 def test_what_was_not_measured_is_absent() -> None:
     assert "retry_after_ratio_p95" not in burst._summary(_found(promises=[]))
+
+
+def test_the_mesh_can_be_told_its_node_table() -> None:
+    node = check({"node": burst.node_table()}).node
+    assert (node.loads_queued, node.loads_queued_s) == (64, 0.0), "the bound that is asked past"
 
 
 def test_the_published_case_has_as_many_tensors() -> None:

@@ -49,6 +49,7 @@ ENGINE = {"base": "smol", "model_path": "/models/smol"}
         ({"node": {"engines": [{**ENGINE, "device": "tpu"}]}}, "node.engines[0].device: expected auto, cpu or cuda"),
         ({"node": {"arena": 1}}, "node.arena: no such setting"),
         ({"node": {"arena_bytes": -1}}, "node.arena_bytes: expected a positive number, got -1"),
+        ({"node": {"loads_queued_s": -1.0}}, "node.loads_queued_s: expected 0 or a positive number, got -1.0"),
         ({"node": {"disk_bytes": -1}}, "node.disk_bytes: expected 0 or a positive number, got -1"),
         ({"gateway": {"prefix_bytes": -5}}, "gateway.prefix_bytes: expected 0 or a positive number, got -5"),
         ({"gateway": {"placed_excess": math.nan}}, "gateway.placed_excess: expected a positive number, got nan"),
@@ -96,6 +97,12 @@ def test_an_error_names_the_field_and_the_reason(tree: dict[str, object], told: 
     with pytest.raises(InvalidRequest) as raised:
         check(tree)
     assert raised.value.message.startswith(told)
+
+
+def test_a_queue_may_be_told_never_to_widen(tmp_path: Path) -> None:
+    file = tmp_path / "roost.toml"
+    file.write_text("[node]\nloads_queued_s = 0.0\n")
+    assert load(file, {}).node.loads_queued_s == 0.0
 
 
 def test_later_layers_win(tmp_path: Path) -> None:

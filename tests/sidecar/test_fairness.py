@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.gate import fair_share
+from sidecar.report import full_report
 from wire.node import Refused
 from wire.outcomes import Outcome
 
@@ -60,6 +61,38 @@ def test_as_many_wait_as_leave_the_queue_soon(install_s: float, refused: bool) -
     world.run(60.0)
     assert any(request.refusals for request in world.requests) is refused
     world.check()
+
+
+def _quick_node() -> Bench:
+    """Its queue may be longer than its bound of 16: loads start each 20 ms, and the 31st is in flight."""
+    bench = Bench(slots=64, loads_in_flight=1, loads_queued=16, loads_queued_per_tenant=16, loads_queued_s=2.0)
+    for number in range(5):
+        bench.ask(number, wait_s=600.0)
+    for number in range(30):
+        bench.wait(0.02)
+        bench.loaded(number)
+        bench.ask(number + 5, wait_s=600.0)
+    return bench
+
+
+def test_more_wait_no_longer_when_loads_stop_starting() -> None:
+    bench = _quick_node()
+    asks = [bench.ask(100 + number, wait_s=600.0) for number in range(50)]
+    assert not any(ask in bench.answers for ask in asks)
+    bench.wait(30.0)
+    assert bench.refused(bench.ask(200)).outcome is Outcome.COLD_LOAD_BOUND
+
+
+def test_askers_that_give_up_make_the_queue_no_longer() -> None:
+    bench = _quick_node()
+    most = 0
+    for number in range(1000):
+        bench.ask(100 + number, wait_s=1.0)
+        bench.wait(0.02)
+        if number >= 500:
+            most = max(most, bench.machine.state.queue.queued)
+    assert most == 16
+    assert full_report(bench.machine.state, epoch=1, number=1).load_rate < 5.0
 
 
 def test_who_comes_back_in_time_gets_in_before_newcomers() -> None:

@@ -37,6 +37,18 @@ def test_a_drain_that_became_slower_is_told_before_as_many_again_have_left() -> 
     assert rate.until(2 * AT_ONCE, now, expected_s=0.1) >= 4.0
 
 
+def test_those_given_up_are_no_departures_but_time_without_any() -> None:
+    rate = DrainRate()
+    now = drained(rate, bursts=1, every_s=1.0)
+    before = rate.interval_s(1.0)
+    for _ in range(20):
+        now += 1.0
+        rate.joined(now)
+        rate.given_up(now + 0.5, waiting=0)
+    assert rate.interval_s(1.0) > before
+    assert rate.pending_interval_s(now + 100.0, 1.0) == rate.interval_s(1.0), "nothing waits"
+
+
 def test_where_loads_leave_one_by_one_ten_of_them_matter() -> None:
     rate = DrainRate()
     rate.joined(0.0)

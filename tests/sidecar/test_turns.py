@@ -8,7 +8,10 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.turns import LONGEST, Turns
+from sidecar.admission import LoadQueue
+from sidecar.turns import LONGEST, Charge, Turns
+
+from .bench import settings
 
 TENANTS = ("a", "b", "c", "d")
 COSTS = st.floats(1e-3, 100.0)
@@ -23,6 +26,7 @@ class Queue:
         self.cost: dict[int, float] = {}
         self.tenant: dict[int, str] = {}
         self.served: list[int] = []
+        self.charges: dict[int, Charge] = {}
 
     def add(self, tenant: str, cost: float = 1.0) -> int:
         item = len(self.cost)
@@ -39,7 +43,8 @@ class Queue:
             if item is None:
                 break
             self.turns.remove(self.tenant[item], item)
-            self.turns.charge(self.tenant[item], self.cost[item])
+            if (charge := self.turns.charge(self.tenant[item], self.cost[item])) is not None:
+                self.charges[item] = charge
             served.append(item)
         self.served += served
         return served
@@ -177,9 +182,60 @@ def test_turn_taken_in_vain_costs_nothing() -> None:
     (first,) = queue.serve(1)
     tenant = queue.tenant[first]
     queue.turns.add(tenant, first, 1.0)
-    queue.turns.charge(tenant, -1.0)
+    queue.turns.give_back(queue.charges[first])
     counts = Counter(queue.tenant[item] for item in queue.serve(4))
     assert counts == {"a": 2, "b": 2}
+
+
+def test_as_much_is_given_back_as_was_charged() -> None:
+    queue = Queue()
+    others = [queue.add("b") for _ in range(12)]
+    queue.add("a")
+    for _ in range(10):
+        # its turns are long when this one comes, and not any more when it is found to be in vain
+        own = [queue.add("a") for _ in range(24)]
+        queue.turns.remove("a", own[0])
+        charge = queue.turns.charge("a", 1.0)
+        for item in own[1:]:
+            queue.turns.remove("a", item)
+        queue.turns.add("a", own[0], 1.0)
+        assert charge is not None
+        queue.turns.give_back(charge)
+        queue.turns.remove("a", own[0])
+    queue.serve(1)
+    for _ in others:
+        queue.add("a")
+    counts = Counter(queue.tenant[item] for item in queue.serve(12))
+    assert abs(counts["a"] - counts["b"]) <= 2
+
+
+def test_what_was_forgotten_since_is_not_given_back() -> None:
+    queue = Queue()
+    queue.add("b")
+    first = queue.add("a")
+    queue.turns.remove("a", first)
+    charge = queue.turns.charge("a", 8.0)
+    assert charge is not None
+    for _ in range(40):
+        queue.add("b")
+    queue.serve(20)
+    for _ in range(20):
+        queue.add("a")
+    queue.turns.give_back(charge)
+    counts = Counter(queue.tenant[item] for item in queue.serve(20))
+    assert abs(counts["a"] - counts["b"]) <= 2
+
+
+def test_turns_in_vain_are_made_up_for_though_others_had_theirs_meanwhile() -> None:
+    queue = Queue()
+    for _ in range(20):
+        queue.add("a")
+        queue.add("b")
+    vain = [item for item in queue.serve(10) if queue.tenant[item] == "a"]
+    for item in vain:
+        queue.turns.add("a", item, 1.0)
+        queue.turns.give_back(queue.charges[item])
+    assert queue.serve(len(vain)) == vain
 
 
 def test_who_has_most_waiting() -> None:
@@ -189,3 +245,21 @@ def test_who_has_most_waiting() -> None:
     assert queue.turns.longest(2) == [("c", 3), ("b", 2)]
     assert queue.turns.youngest("c") == 5
     assert queue.turns.items("b") == [1, 2]
+
+
+def test_load_that_bounces_is_not_given_back_what_it_was_never_charged() -> None:
+    loads = LoadQueue(settings())
+    large = loads.add("base", "a@00", "00", 10_000_000_000, 8, 0.0)
+    # nobody else waits
+    loads.start(large, 0.0, resident=False)
+    for number in range(1, 41):
+        for tenant in "ab":
+            loads.add("base", f"{tenant}@{number:02}", f"{tenant}{number}", 10_000, 8, 0.0)
+    loads.requeue(large, 0.0)
+    loads.remove(large, 0.0)
+    counts: Counter[str] = Counter()
+    for _ in range(20):
+        load = next(loads.order())
+        loads.start(load, 0.0, resident=False)
+        counts[load.tenant] += 1
+    assert abs(counts["a"] - counts["b"]) <= 2
