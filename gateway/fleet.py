@@ -57,7 +57,7 @@ class NodeLink:
         *,
         alive: GatewayAlive,
         holding: Callable[[], Holding | None],
-        keys: Callable[[], tuple[str, ...]],
+        keys: Callable[[], dict[str, str]],
     ) -> None:
         self.address = address
         self.node = node
@@ -317,8 +317,8 @@ class Fleet:
     def _held_of(self, name: str) -> Holding | None:
         return None if self._holding is None else self._holding(name)
 
-    def _keys(self) -> tuple[str, ...]:
-        return tuple(sorted({link.address.public for link in self._links.values() if link.address.public}))
+    def _keys(self) -> dict[str, str]:
+        return {name: link.address.public for name, link in self._links.items() if link.address.public}
 
     def _leave(self, name: str, *, moved: bool) -> None:
         """``moved``: the same node is reached elsewhere from now on, and gives back there what it has."""

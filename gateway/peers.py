@@ -59,19 +59,21 @@ class PeerDirectory:
         """Who is on its way to the store for what nobody has; the node itself where nobody is."""
         now = self._clock()
         first = self._first.get(digest)
-        if first is not None and now < first.until and first.told < _MAX_TOLD:
+        if first is not None and now < first.until:
+            if first.node == node.name:
+                return []
             known = self._table.get(first.node)
-            if known is not None and known is not node and _gives(known):
-                first.told += 1
+            if known is not None and _gives(known) and (node.name in first.told or len(first.told) < _MAX_TOLD):
+                first.told.add(node.name)
                 return [known]
         fetching = [
             other
             for other in self._table.all
             if other.resident.get(digest) is Residency.FETCHING and other is not node and _gives(other)
         ]
-        if not fetching or (first is not None and first.told >= _MAX_TOLD):
+        if not fetching or (first is not None and len(first.told) >= _MAX_TOLD):
             self._first.pop(digest, None)
-            self._first[digest] = _First(node.name, now + _FIRST_S)
+            self._first[digest] = _First(node.name, now + _FIRST_S, set())
             fetching = []
             if len(self._first) > _MAX_FIRST:
                 del self._first[next(iter(self._first))]
@@ -86,11 +88,11 @@ class PeerDirectory:
 
 
 class _First(msgspec.Struct):
-    """Who went to the store, until when that counts, and how many were told of it."""
+    """Who went to the store, until when that counts, and who were told of it."""
 
     node: str
     until: float
-    told: int = 0
+    told: set[str]
 
 
 def _gives(node: Node) -> bool:
@@ -100,16 +102,20 @@ def _gives(node: Node) -> bool:
 def _reached(asker: str, other: str, gives_at: str) -> str | None:
     """Where the node at ``asker`` reaches ``gives_at`` of the node at ``other``; None where it can't.
 
-    Socket files are of this gateway's host, and so is who is reached by one. A port is on the host that the gateway
-    knows the node by: the node itself may listen at all addresses.
+    Socket files are of this gateway's host, where both have to be, and so is who is reached by one. A port is on the
+    host that the gateway knows the node by: the node itself may listen at all addresses.
     """
-    here = not asker.startswith(_TCP) or is_loopback(_host(asker))
+    here = _is_here(asker)
     if not gives_at.startswith(_TCP):
-        return gives_at if here else None
+        return gives_at if here and _is_here(other) else None
     host = _host(other if other.startswith(_TCP) else gives_at)
     if is_everywhere(host) or host == "*" or (is_loopback(host) and not here):
         return None
     return f"{_TCP}{host}:{gives_at.rpartition(':')[2]}"
+
+
+def _is_here(endpoint: str) -> bool:
+    return not endpoint.startswith(_TCP) or is_loopback(_host(endpoint))
 
 
 def _host(endpoint: str) -> str:

@@ -26,7 +26,7 @@ class SignsOfLife:
         requester: Requester[AskOfNode, AnswerOfNode],
         alive: GatewayAlive,
         holding: Callable[[], Holding | None],
-        keys: Callable[[], tuple[str, ...]],
+        keys: Callable[[], dict[str, str]],
     ) -> None:
         self._requester = requester
         self._alive = alive

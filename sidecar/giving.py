@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from catalog.blobs import is_digest
+from catalog.names import shown
 from wire.curve import CurveKeys
 from wire.node import FleetKeys
 from wire.outcomes import InvalidRequest, RoostError
@@ -44,12 +45,14 @@ from .state import NodeState
 _log = logging.getLogger(__name__)
 
 _THREADS = 2
-# asks that wait, of all nodes: each has a deadline of its own, of seconds
-_MAX_WAITING = 32
+# asks that wait, of all nodes; and for how long, where their own deadlines are later
+_MAX_WAITING, _LONGEST_WAIT_S = 32, 2.0
 # an asker that takes nothing for so long has left; and nobody holds the arena's room for longer than this
 _IDLE_S, _LONGEST_S = 5.0, 60.0
 # an answer must arrive before its asker takes this node for one that is silent
 _ANSWER_MARGIN_S = 0.25
+# of the name of a node that no gateway tells of
+_MAX_NAME = 64
 # how long a gateway's word on who is in the fleet holds: far longer than until it gives it again
 _KEYS_HOLD_S = 900.0
 
@@ -95,17 +98,26 @@ class Giver:
         self._arena: Arena | None = None
         self._disk: DiskTier | None = None
         self._gives: dict[_Key, _Give] = {}
-        self._waiting: list[tuple[Take, _Reply]] = []
+        # with the time until which each waits
+        self._waiting: list[tuple[Take, _Reply, float]] = []
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._settling: asyncio.Handle | None = None
-        self._keys: dict[str, tuple[float, tuple[str, ...]]] = {}
+        # by gateway: when it told them, and the keys of nodes by their names
+        self._keys: dict[str, tuple[float, dict[str, str]]] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="give")
         curve = settings.curve and CurveKeys(settings.curve.public, settings.curve.secret)
         self._curve = curve is not None
         self._responder: Responder[AskOfPeer, AnswerOfPeer] = sockets.responder(
-            settings.bytes_endpoint, AskOfPeer, AnswerOfPeer, self._on_ask, curve=curve, max_bytes=MAX_MESSAGE_BYTES
+            settings.bytes_endpoint,
+            AskOfPeer,
+            AnswerOfPeer,
+            self._on_ask,
+            curve=curve,
+            # twice what one asker may have under way: libzmq counts what was sent only after half of it
+            hwm=2 * CHUNK_CREDITS * self._most,
+            max_bytes=MAX_MESSAGE_BYTES,
         )
 
     @property
@@ -123,16 +135,17 @@ class Giver:
         self._keys[told.gateway] = now, told.keys
         self._keys = {name: known for name, known in self._keys.items() if now - known[0] < _KEYS_HOLD_S}
         try:
-            self._responder.allow({key for _, keys in self._keys.values() for key in keys})
+            self._responder.allow({key for _, keys in self._keys.values() for key in keys.values()})
         except InvalidRequest as error:
             del self._keys[told.gateway]
             _log.warning("the fleet's keys from gateway %s are not taken: %s", told.gateway, error.message)
 
     def knows(self, peer: Peer) -> bool:
-        """Whether a node is of this host, or one that a gateway knows."""
+        """Whether a node is of this host, or one that a gateway knows by this name and key."""
         if not self._curve:
-            return not peer.public and peer.endpoint.startswith("ipc://")
-        return any(peer.public in keys for _, keys in self._keys.values())
+            of_this_host = not peer.public and peer.endpoint.startswith("ipc://")
+            return of_this_host and len(peer.node) <= _MAX_NAME and peer.node.isprintable()
+        return any(keys.get(peer.node) == peer.public for _, keys in self._keys.values())
 
     def notice(self) -> None:
         """Bytes may have come, or gone, or time passed."""
@@ -148,9 +161,9 @@ class Giver:
                 self._end(key)
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            for ask, reply in waiting:
-                if now < reply.deadline - _ANSWER_MARGIN_S:
-                    self._begin(ask, reply)
+            for ask, reply, until in waiting:
+                if now < until:
+                    self._begin(ask, reply, until)
                 else:
                     reply(NotGiven(why=Why.BUSY, message="its turn, or its bytes, did not come in time"))
 
@@ -174,9 +187,10 @@ class Giver:
         elif (reply.peer, ask.digest) in self._gives:
             self._take(ask, reply)
         else:
-            self._begin(ask, reply)
+            until = min(reply.deadline - _ANSWER_MARGIN_S, self._loop.time() + _LONGEST_WAIT_S)
+            self._begin(ask, reply, until)
 
-    def _begin(self, ask: Take, reply: _Reply) -> None:
+    def _begin(self, ask: Take, reply: _Reply, until: float) -> None:
         """Begin the transfer of which ``ask`` is the first, let it wait, or refuse it."""
         key = reply.peer, ask.digest
         if key in self._gives:
@@ -184,7 +198,7 @@ class Giver:
             return
         resident = self._state.cache.resident(ask.digest)
         on_disk = not resident and self._disk is not None and ask.digest in self._disk
-        if not (resident or on_disk or self._comes_in_time(ask.digest, reply)):
+        if not (resident or on_disk or self._comes_in_time(ask.digest, until)):
             coming = self._state.cache.get(ask.digest)
             peers = coming.peers if coming is not None else ()
             reply(NotGiven(why=Why.ABSENT, message="no such bytes are here", peers=peers))
@@ -196,10 +210,10 @@ class Giver:
             self._gives[key] = give
             if resident:
                 self._apply(GiveBegun(give=give.number, digest=ask.digest))
-            _log.info("give %s to node %s", ask.digest, ask.node[:64])
+            _log.info("give %s to node %s", ask.digest, shown(ask.node))
             self._take(ask, reply)
         elif len(self._waiting) < _MAX_WAITING:
-            self._waiting.append((ask, reply))
+            self._waiting.append((ask, reply, until))
         else:
             reply(NotGiven(why=Why.BUSY, message=f"{len(self._gives)} transfers run, and others wait"))
 
@@ -213,13 +227,13 @@ class Giver:
             return None
         return _Give(next(self._numbers), digest, os.fstat(file).st_size, now, now, file=file)
 
-    def _comes_in_time(self, digest: str, reply: _Reply) -> bool:
-        """Whether bytes are on their way, from anywhere but another node, and likely here before the asker leaves."""
+    def _comes_in_time(self, digest: str, until: float) -> bool:
+        """Whether bytes are on their way, from anywhere but another node, and likely here by then."""
         entry = self._state.cache.get(digest)
         if entry is None or entry.ready or entry.overdue or entry.peers:
             return False
         expected = entry.since + self._state.queue.times.fetch_s(entry.extent.length)
-        return expected < reply.deadline - _ANSWER_MARGIN_S
+        return expected < until
 
     def _take(self, ask: Take, reply: _Reply) -> None:
         give = self._gives[reply.peer, ask.digest]

@@ -19,6 +19,7 @@ from blake3 import blake3
 from msgspec import structs
 
 from catalog.artifacts import ArtifactSource
+from catalog.names import shown
 from wire.curve import CurveKeys
 from wire.outcomes import ArtifactUnavailable, RoostError
 from wire.peers import (
@@ -38,6 +39,7 @@ from wire.sockets import Requester, Sockets
 from .effects import StartFetch
 from .events import AnyEvent, PeerFailed
 from .extents import Extent
+from .neighbours import MAX_PEERS
 from .settings import SidecarSettings
 
 _log = logging.getLogger(__name__)
@@ -89,8 +91,10 @@ class Peers:
         """On the loop. Raises ArtifactUnavailable where the node is not there, DeadlinePassed."""
         ask = Take(digest=digest, node=self.node, offset=offset, length=length)
         answer = await self._wire(peer).request(ask, timeout_s=timeout_s)
-        if isinstance(answer, NotGiven) and answer.peers:
-            answer = structs.replace(answer, peers=tuple(filter(self._may_follow, answer.peers)))
+        if isinstance(answer, NotGiven):
+            # another node's words: bounded here, before they are logged or kept
+            peers = tuple(filter(self._may_follow, answer.peers[:MAX_PEERS]))
+            answer = structs.replace(answer, message=shown(answer.message), peers=peers)
         return answer
 
     def taken(self, peer: Peer, digest: str) -> None:

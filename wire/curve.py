@@ -75,8 +75,18 @@ class Authenticator:
         self._reactor = Reactor(self._socket, self._on_question)
 
     def allow(self, keys: Iterable[str]) -> None:
-        """Let exactly ``keys`` connect from now on; who is connected stays so. Raises InvalidRequest."""
-        self._allowed = frozenset(decode_key(key, "curve.peers") for key in keys)
+        """Let exactly ``keys`` connect from now on. Raises InvalidRequest."""
+        keys = frozenset(keys)
+        for key in keys:
+            decode_key(key, "curve.peers")
+        self._allowed = keys
+
+    def allows(self, key: str) -> bool:
+        """Whether who connected with ``key`` may still be heard: libzmq never asks about a connection again."""
+        if key in self._allowed:
+            return True
+        self._drops.note(Drop.PEER_REFUSED, "its key is not allowed any more")
+        return False
 
     def close(self) -> None:
         self._reactor.close()
@@ -84,8 +94,10 @@ class Authenticator:
 
     def _on_question(self, frames: list[bytes]) -> None:
         _, request, domain, *_ = frames
-        allowed = domain == _DOMAIN and frames[5] == b"CURVE" and frames[6] in self._allowed
+        key = z85.encode(frames[6]) if domain == _DOMAIN and frames[5] == b"CURVE" else b""
+        allowed = key.decode() in self._allowed
         if not allowed:
             self._drops.note(Drop.PEER_REFUSED, f"{frames[3].decode('ascii', 'replace')} has no allowed key")
         status = (b"200", b"OK") if allowed else (b"400", b"not an allowed key")
-        self._socket.send_multipart([_ZAP_VERSION, request, *status, b"", b""], zmq.NOBLOCK)
+        # the key goes along with each message of the connection, as its user id
+        self._socket.send_multipart([_ZAP_VERSION, request, *status, key, b""], zmq.NOBLOCK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import zmq
@@ -100,9 +100,15 @@ class BoundSocket:
         self.endpoint = bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
     def allow(self, keys: Iterable[str]) -> None:
-        """Let exactly these CURVE keys connect from now on; without CURVE everybody may. Raises InvalidRequest."""
+        """Let exactly these CURVE keys connect, and be heard, from now on; without CURVE everybody may. Raises
+        InvalidRequest."""
         if self._authenticator is not None:
             self._authenticator.allow(keys)
+
+    @property
+    def allows(self) -> Callable[[str], bool] | None:
+        """Whether a CURVE key is heard; None without CURVE."""
+        return None if self._authenticator is None else self._authenticator.allows
 
     def close(self) -> None:
         self.socket.close(linger=0)

@@ -109,14 +109,14 @@ class GatewayAlive(NodeMessage, frozen=True, kw_only=True):
 
 
 class FleetKeys(NodeMessage, frozen=True, kw_only=True):
-    """One-way: the CURVE keys of all nodes that the gateway knows, which may take bytes from this one.
+    """One-way: the CURVE keys of all nodes that the gateway knows, by name. They may take bytes from this one.
 
     Told where the connection is new or the fleet has changed, and now and then; it replaces what that gateway told
     before.
     """
 
     gateway: str
-    keys: tuple[str, ...]
+    keys: dict[str, str]
 
 
 class AskState(NodeMessage, frozen=True, kw_only=True):

@@ -20,11 +20,21 @@ _MAX_FRAMES = 8
 
 
 class Reactor:
-    """Delivers what ``socket`` receives to ``on_frames``, in order, on the loop that runs when it is made."""
+    """Delivers what ``socket`` receives to ``on_frames``, in order, on the loop that runs when it is made.
 
-    def __init__(self, socket: zmq.Socket[bytes], on_frames: Callable[[list[bytes]], None]) -> None:
+    With ``allows``, of a socket with CURVE, only what comes from a key that it is true of.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        on_frames: Callable[[list[bytes]], None],
+        *,
+        allows: Callable[[str], bool] | None = None,
+    ) -> None:
         self._socket = socket
         self._on_frames = on_frames
+        self._allows = allows
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.get(zmq.FD))
         self._look_due = False
@@ -54,7 +64,9 @@ class Reactor:
             for _ in range(_BATCH):
                 if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                     return
-                self._on_frames(self._receive())
+                frames = self._receive()
+                if frames:
+                    self._on_frames(frames)
                 if self._closed:
                     return
         finally:
@@ -69,13 +81,20 @@ class Reactor:
             self._loop.remove_reader(self._fd)
 
     def _receive(self) -> list[bytes]:
-        socket = self._socket
-        frames = [socket.recv(zmq.NOBLOCK)]
+        """One message; no frames where it is not to be heard."""
+        socket, allowed = self._socket, True
+        if self._allows is None:
+            frames = [socket.recv(zmq.NOBLOCK)]
+        else:
+            # a frame that is not copied knows whose it is
+            first = socket.recv(zmq.NOBLOCK, copy=False)
+            allowed = self._allows(str(first.get("User-Id")))
+            frames = [first.bytes]
         while socket.get(zmq.RCVMORE):
             frame = socket.recv(zmq.NOBLOCK)
             if len(frames) < _MAX_FRAMES:
                 frames.append(frame)
-        return frames
+        return frames if allowed else []
 
     def _look_soon(self) -> None:
         # several sends in one turn of the loop share one look; a drain in progress looks anyway

@@ -93,7 +93,7 @@ class Responder(Generic[Ask, Answer]):
         self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._bound = BoundSocket(zmq.ROUTER, endpoint, hwm=hwm, drops=self.dropped, max_bytes=max_bytes, curve=curve)
-        self._reactor = Reactor(self._bound.socket, self._on_frames)
+        self._reactor = Reactor(self._bound.socket, self._on_frames, allows=self._bound.allows)
         self._closed = False
 
     @property
@@ -102,7 +102,8 @@ class Responder(Generic[Ask, Answer]):
         return self._bound.endpoint
 
     def allow(self, keys: Iterable[str]) -> None:
-        """Let exactly these CURVE keys connect from now on, in place of ``curve.peers``. Raises InvalidRequest."""
+        """Let exactly these CURVE keys connect from now on, in place of ``curve.peers``: what comes over
+        connections with others is dropped. Raises InvalidRequest."""
         self._bound.allow(keys)
 
     def close(self) -> None:

@@ -118,6 +118,21 @@ def test_of_many_one_more_goes_to_the_store_for_each_so_many() -> None:
     assert told == [[], *8 * [["a"]], [], *8 * [["j"]], [], ["s"]]
 
 
+def test_one_that_asks_often_counts_once(known: Known) -> None:
+    assert known.told("a") == []
+    assert [known.told("b") for _ in range(20)] == 20 * [["a"]]
+    assert known.told("c") == ["a"], "b was never sent to the store"
+
+
+def test_who_asks_often_while_it_goes_to_the_store_is_waited_for_by_no_more_than_others_are() -> None:
+    known = Known("abcdefghij")
+    told = []
+    for name in "bcdefghij":
+        assert known.told("a") == []
+        told.append(known.told(name))
+    assert told == [*8 * [["a"]], []]
+
+
 def test_who_went_to_the_store_long_ago_is_not_waited_for(known: Known) -> None:
     known.told("a")
     known.now = 31.0
@@ -135,6 +150,8 @@ def test_what_another_gateway_sent_to_the_store_is_known_by_its_report(known: Kn
     [
         ("ipc:///a", "ipc:///b", "ipc:///b-bytes", "ipc:///b-bytes"),
         ("tcp://10.0.0.1:1", "ipc:///b", "ipc:///b-bytes", None),
+        ("ipc:///a", "tcp://10.0.0.2:1", "ipc:///b-bytes", None),
+        ("ipc:///a", "tcp://127.0.0.1:1", "ipc:///b-bytes", "ipc:///b-bytes"),
         ("ipc:///a", "tcp://10.0.0.2:1", "tcp://10.0.0.2:9", "tcp://10.0.0.2:9"),
         ("tcp://10.0.0.1:1", "tcp://10.0.0.2:1", "tcp://0.0.0.0:9", "tcp://10.0.0.2:9"),
         ("tcp://10.0.0.1:1", "tcp://0.0.0.0:1", "tcp://0.0.0.0:9", None),
@@ -179,6 +196,9 @@ async def test_nodes_of_a_fleet_read_the_store_once(tmp_path: Path) -> None:
         )
         await until(lambda: len(table) == 3 and all(node.heard for node in table))
         await until(lambda: all(sidecar._giver and sidecar._giver._keys for sidecar in sidecars.values()))
+        for name in sidecars:
+            giver = sidecars["n1"]._giver
+            assert giver and giver.knows(Peer(name, "tcp://127.0.0.1:9", keys["n2"][0])) is (name == "n2")
         demand = Demand(policy="acme/p", tenant="acme", digest=digest, base=BASE, fingerprint="f", rank=8)
         loads = (desk.acquire(node, demand, size=len(data), timeout_s=20.0, use_s=60.0) for node in table)
         await asyncio.gather(*loads)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,9 +22,12 @@ from sidecar.machine import Machine
 from sidecar.policies.lru import Lru
 from sidecar.service import Sidecar
 from sidecar.settings import SidecarSettings
+from tests.wire.helpers import raw_dealer
+from wire.drops import Drop
+from wire.frames import pack_ask
 from wire.outcomes import ArtifactUnavailable
 from wire.peers import CHUNK_CREDITS, MAX_CHUNK_BYTES, AnswerOfPeer, AskOfPeer, Given, NotGiven, Take, Taken, WhyNot
-from wire.sockets import ZEROMQ, Requester
+from wire.sockets import ZEROMQ, Codec, Requester
 
 from .bench import settings
 from .conftest import Gateway, Store, config, running, until
@@ -85,6 +90,11 @@ def gives(sidecar: Sidecar) -> int:
     return len(sidecar._giver._gives)
 
 
+def chunks(sidecar: Sidecar) -> int:
+    assert sidecar._giver is not None
+    return sum(give.given for give in sidecar._giver._gives.values()) // MAX_CHUNK_BYTES
+
+
 async def test_any_part_is_given_and_counted_when_it_ends(giver: Sidecar, takers: list[Taker]) -> None:
     answer = await takers[0].take(offset=1_400_000, length=100_000)
     assert answer == Given(data=DATA[0][1_400_000:], size=len(DATA[0]))
@@ -112,6 +122,17 @@ async def test_what_is_not_here_is_told_at_once(giver: Sidecar, takers: list[Tak
     assert why(await takers[0].take(DIGESTS[1])) is WhyNot.ABSENT
 
 
+async def test_an_asker_s_name_is_logged_in_short(
+    giver: Sidecar, node: SidecarSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    taker = Taker(node.bytes_endpoint, "n2\n" * 1000)
+    await taker.take()
+    taker.wire.close()
+    said = [record.getMessage() for record in caplog.records if "to node" in record.getMessage()]
+    assert len(said) == 1 and len(said[0]) < 300 and "\n" not in said[0]
+
+
 async def test_past_the_bound_others_wait_for_their_turn(giver: Sidecar, takers: list[Taker]) -> None:
     for taker in takers[:MOST]:
         assert isinstance(await taker.take(), Given)
@@ -133,6 +154,42 @@ async def test_past_those_who_wait_the_answer_is_busy(
     await until(lambda: bool(giver._giver and giver._giver._waiting))
     assert why(await takers[MOST + 1].take()) is WhyNot.BUSY
     assert why(await waiting) is WhyNot.BUSY, "told before it stops waiting"
+
+
+@pytest.mark.parametrize("one_way", [False, True])
+async def test_nobody_waits_longer_than_others_however_late_its_deadline(
+    giver: Sidecar, takers: list[Taker], monkeypatch: pytest.MonkeyPatch, one_way: bool
+) -> None:
+    monkeypatch.setattr(giving, "_LONGEST_WAIT_S", 0.5)
+    assert giver._giver is not None
+    for taker in takers[:MOST]:
+        await taker.take()
+    started = time.monotonic()
+    if one_way:
+        # what is sent before there is a connection is lost
+        await takers[MOST].take(DIGESTS[1])
+        assert takers[MOST].wire.send(Take(digest=DIGESTS[0], node="n4", offset=0, length=1))
+        await until(lambda: bool(giver._giver and giver._giver._waiting))
+        await until(lambda: not (giver._giver and giver._giver._waiting))
+    else:
+        assert why(await takers[MOST].take(timeout_s=86_400.0)) is WhyNot.BUSY
+    assert time.monotonic() - started < giving._IDLE_S, "not because others left"
+
+
+async def test_for_who_does_not_read_no_more_is_queued_than_it_may_ask_for(
+    giver: Sidecar, node: SidecarSettings
+) -> None:
+    assert giver._giver is not None
+    responder, bound = giver._giver._responder, 2 * CHUNK_CREDITS * MOST
+    ask = Codec[AskOfPeer](AskOfPeer).encode(Take(digest=DIGESTS[0], node="n2", offset=0, length=MAX_CHUNK_BYTES))
+    given = 0
+    with raw_dealer(node.bytes_endpoint, rcvhwm=1) as dealer:
+        while not responder.dropped[Drop.QUEUE_FULL] and given < 2 * bound:
+            given += 1
+            dealer.send(pack_ask(given, 60.0, ask))
+            await until(lambda: responder.dropped[Drop.QUEUE_FULL] > 0 or chunks(giver) == given)  # noqa: B023
+        assert bound <= given < bound + 8
+        assert gives(giver) == 0, "it has left"
 
 
 async def test_one_taker_has_no_more_chunks_asked_for_than_its_credits(giver: Sidecar, takers: list[Taker]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -22,13 +23,14 @@ from sidecar.effects import StartFetch
 from sidecar.events import AnyEvent, PeerFailed, RevisionOffered
 from sidecar.extents import HEADER_BYTES, Extent
 from sidecar.fetch import Fetcher
+from sidecar.neighbours import MAX_PEERS
 from sidecar.peers import Peers
 from sidecar.service import Sidecar
 from sidecar.settings import SidecarSettings
 from wire.node import FleetKeys, Granted
 from wire.outcomes import ArtifactUnavailable, DeadlinePassed
 from wire.peers import AnswerOfPeer, AskOfPeer, Given, NotGiven, Peer, Take, WhyNot
-from wire.sockets import ZEROMQ, CurveKeys, Reply, Requester, Responder, make_keys
+from wire.sockets import ZEROMQ, CurveKeys, Reply, Requester, Responder, Sockets, make_keys
 
 from .bench import settings
 from .conftest import Gateway, Store, config, running, until
@@ -134,9 +136,9 @@ async def test_who_is_getting_it_from_another_names_that_one(sockets: Path, stor
     "named",
     [
         Peer("n9", "tcp://127.0.0.1:9"), Peer("n9", "tcp://127.0.0.1:9", make_keys()[0]), Peer("n1", "ipc:///nowhere"),
-        Peer("wrong", "ipc:///nowhere"),
+        Peer("wrong", "ipc:///nowhere"), Peer("n" * 1000, "ipc:///nowhere"), Peer("n9\nn8", "ipc:///nowhere"),
     ],
-    ids=["not of this host", "key that nobody knows", "itself", "gave wrong bytes"],
+    ids=["not of this host", "key that nobody knows", "itself", "gave wrong bytes", "long", "lines"],
 )  # fmt: skip
 async def test_not_whoever_is_named_is_asked(sockets: Path, store: Store, named: Peer) -> None:
     digest = store.put(DATA)
@@ -259,6 +261,45 @@ async def test_who_gives_badly_costs_a_fetch_and_no_more(
         responder.close()
 
 
+async def test_what_another_node_says_is_logged_and_kept_in_short(
+    sockets: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest, long = store.put(DATA), "no\n" * 300_000
+    refuses, stops = (Peer(name, f"ipc://{sockets}/{name}") for name in ("refuses", "stops"))
+
+    def refuse(ask: AskOfPeer, reply: Reply[AnswerOfPeer]) -> None:
+        reply(NotGiven(why=WhyNot.BUSY, message=long))
+
+    def stop(ask: AskOfPeer, reply: Reply[AnswerOfPeer]) -> None:
+        if isinstance(ask, Take) and ask.offset == 0:
+            reply(Given(data=DATA[: ask.length], size=len(DATA)))
+        else:
+            refuse(ask, reply)
+
+    responders: list[Responder[AskOfPeer, AnswerOfPeer]] = [
+        Responder(peer.endpoint, AskOfPeer, AnswerOfPeer, answer) for peer, answer in ((refuses, refuse), (stops, stop))
+    ]
+    caplog.set_level(logging.INFO)
+    async with serving(node(sockets, store, "n1")) as (taker, gateway):
+        await load(gateway, digest, DATA, refuses, stops)
+        silence = taker.machine.state.neighbours._silent.blocked("stops", asyncio.get_running_loop().time())
+    said = [*(record.getMessage() for record in caplog.records), silence.message if silence else ""]
+    assert len([text for text in said if "no\\nno" in text]) >= 2
+    assert all(len(text) < 400 and "\n" not in text for text in said)
+    for responder in responders:
+        responder.close()
+
+
+async def test_of_many_that_are_named_few_are_looked_at() -> None:
+    looked_at: list[Peer] = []
+    many = tuple(Peer(f"n{number}", "ipc:///x") for number in range(20_000))
+    peers = Peers(settings(), pytest.fail, lambda peer: looked_at.append(peer) is None, sockets=naming(many))
+    answer = await peers.take(Peer("one", "ipc:///one"), DIGEST, 0, 1, 1.0)
+    peers.close()
+    assert isinstance(answer, NotGiven)
+    assert looked_at == list(answer.peers) == list(many[:MAX_PEERS])
+
+
 async def test_the_second_is_asked_where_the_first_has_nothing(sockets: Path, store: Store) -> None:
     first, second, third = (node(sockets, store, name) for name in ("n1", "n2", "n3"))
     digest = store.put(DATA)
@@ -269,17 +310,18 @@ async def test_the_second_is_asked_where_the_first_has_nothing(sockets: Path, st
 
 
 async def test_over_tcp_only_nodes_that_a_gateway_knows(sockets: Path, store: Store) -> None:
-    keys = {name: make_keys() for name in ("n1", "n2", "stranger")}
+    keys = {name: make_keys() for name in ("n1", "n2", "n3", "stranger")}
     curves = {name: CurveKeys(*pair, peers=()) for name, pair in keys.items()}
     first = structs.replace(node(sockets, store, "n1", bytes_endpoint="tcp://127.0.0.1:*"), curve=curves["n1"])  # type: ignore[arg-type]
     async with running(first, FakeBackend()) as giver:
         endpoint = giver.machine.state.bytes_endpoint
         assert giver._giver is not None
         peer = Peer("n1", endpoint, keys["n1"][0])
-        giver._giver.allow(FleetKeys(gateway="g1", keys=(keys["n2"][0],)))
-        giver._giver.allow(FleetKeys(gateway="g2", keys=("no key",)))
+        giver._giver.allow(FleetKeys(gateway="g1", keys={"n2": keys["n2"][0], "n3": keys["n3"][0]}))
+        giver._giver.allow(FleetKeys(gateway="g2", keys={"n4": "no key"}))
         for name, pair in keys.items():
-            assert giver._giver.knows(Peer(name, "tcp://127.0.0.1:9", pair[0])) is (name == "n2")
+            assert giver._giver.knows(Peer(name, "tcp://127.0.0.1:9", pair[0])) is (name in ("n2", "n3"))
+        assert not giver._giver.knows(Peer("n3", "tcp://127.0.0.1:9", keys["n2"][0])), "n2 under another's name"
         for name, let_in in (("n2", True), ("stranger", False)):
             asker: Requester[AskOfPeer, AnswerOfPeer] = Requester(
                 endpoint,
@@ -293,6 +335,9 @@ async def test_over_tcp_only_nodes_that_a_gateway_knows(sockets: Path, store: St
             if let_in:
                 answer = await asker.request(take, timeout_s=10.0)
                 assert isinstance(answer, NotGiven) and answer.why is WhyNot.ABSENT
+                giver._giver.allow(FleetKeys(gateway="g1", keys={"n3": keys["n3"][0]}))
+                with pytest.raises(DeadlinePassed):
+                    await asker.request(take, timeout_s=0.5)
             else:
                 with pytest.raises((ArtifactUnavailable, DeadlinePassed)):
                     await asker.request(take, timeout_s=10.0)
@@ -328,6 +373,20 @@ class Scripted:
 
     def close(self) -> None:
         """There is nothing."""
+
+
+class Naming(Scripted):
+    def __init__(self, named: tuple[Peer, ...]) -> None:
+        super().__init__(DATA, [])
+        self.named = named
+
+    async def request(self, ask: Take, *, timeout_s: float) -> AnswerOfPeer:
+        return NotGiven(why=WhyNot.ABSENT, message="m", peers=self.named)
+
+
+def naming(named: tuple[Peer, ...]) -> Sockets:
+    """To nodes that all name others."""
+    return ZEROMQ._replace(requester=lambda *_, **__: Naming(named))
 
 
 @hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -60,10 +60,11 @@ def responder(endpoint: str, **options: Any) -> Responder[Asks, Number]:
 
 
 @contextlib.contextmanager
-def raw_dealer(endpoint: str) -> Iterator[zmq.Socket[bytes]]:
+def raw_dealer(endpoint: str, *, rcvhwm: int = 1000) -> Iterator[zmq.Socket[bytes]]:
     """A peer that does not speak our wire."""
     with zmq.Context.instance().socket(zmq.DEALER) as dealer:
         dealer.linger = 0
+        dealer.rcvhwm = rcvhwm
         dealer.connect(endpoint)
         yield dealer
 

@@ -9,7 +9,7 @@ import pytest
 from tests.wire.helpers import Asks, Number, closing, double, until
 from wire import link
 from wire.drops import Drop
-from wire.outcomes import InvalidRequest, NoHealthyNode
+from wire.outcomes import DeadlinePassed, InvalidRequest, NoHealthyNode
 from wire.sockets import CurveKeys, FeedPublisher, FeedSubscriber, Requester, Responder, make_keys
 
 ANYWHERE = "tcp://127.0.0.1:*"
@@ -94,6 +94,24 @@ async def test_a_key_that_is_allowed_later_is_let_in_without_a_restart(monkeypat
         server = Responder(strict.endpoint, Asks, Number, double, curve=open_to_us)
         with closing(server):
             assert (await client.request(Number(4), timeout_s=LONG_S)).value == 8
+
+
+async def test_a_key_that_is_not_allowed_any_more_is_not_heard_though_it_is_connected() -> None:
+    server_public, server_secret = make_keys()
+    leaves, stays = keys(server_public=server_public), keys(server_public=server_public)
+    curve = CurveKeys(server_public, server_secret, peers=(leaves.public, stays.public))
+    server = Responder(ANYWHERE, Asks, Number, double, curve=curve)
+    leaving, staying = requester(server.endpoint, leaves), requester(server.endpoint, stays)
+    with closing(leaving, staying, server):
+        for client in (leaving, staying):
+            assert (await client.request(Number(1), timeout_s=LONG_S)).value == 2
+        server.allow([stays.public])
+        with pytest.raises(DeadlinePassed):
+            await leaving.request(Number(1), timeout_s=0.5)
+        assert server.dropped == {Drop.PEER_REFUSED: 1}
+        assert (await staying.request(Number(2), timeout_s=LONG_S)).value == 4
+        server.allow([leaves.public])
+        assert (await leaving.request(Number(3), timeout_s=LONG_S)).value == 6
 
 
 async def test_feeds_are_for_allowed_keys_too() -> None:
