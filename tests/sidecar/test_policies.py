@@ -76,6 +76,8 @@ class Policy(RuleBasedStateMachine):
 
     @rule()
     def what_stays_is_first_the_next_time(self) -> None:
+        # what is passed over on the first way may move between queues, and the order with it
+        all_of(self.policy)
         first = all_of(self.policy)
         assert all_of(self.policy) == first
 
