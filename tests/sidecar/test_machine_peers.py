@@ -29,7 +29,8 @@ class NodeAmongOthers(Node):
         self.peers: tuple[Peer, ...] = ()
         self.gives: dict[int, str] = {}
         self.made = 0
-        self.failed_at: dict[str, float] = {}
+        # by name, and whether what it gave was wrong
+        self.failed_at: dict[tuple[str, bool], float] = {}
 
     def send(self, event: AnyEvent) -> None:
         if isinstance(event, Asked) and event.request.digest:
@@ -42,7 +43,8 @@ class NodeAmongOthers(Node):
             assert "n1" not in names, "asks itself"
             assert len(names) <= 2
             for name in names:
-                assert self.now - self.failed_at.get(name, -1e9) >= PAUSE_S, "asks who failed just now"
+                failed_at = max(self.failed_at.get((name, wrong), -1e9) for wrong in (False, True))
+                assert self.now - failed_at >= PAUSE_S, "asks who failed just now"
         super().perform(effect)
 
     def clear(self, effect: ClearExtent) -> None:
@@ -62,11 +64,14 @@ class NodeAmongOthers(Node):
         if ending == "gives":
             del self.fetches[fetch.digest]
             self.cancelled.discard(fetch.extent.generation)
+            # it answers again
+            self.failed_at.pop((name, False), None)
             done = FetchDone(digest=fetch.digest, generation=fetch.extent.generation, source="peer", peer=name)
             self.send(done)
             return
-        self.failed_at[name] = self.now
-        self.send(PeerFailed(node=name, wrong=ending == "gives wrong bytes", message="m"))
+        wrong = ending == "gives wrong bytes"
+        self.failed_at[name, wrong] = self.now
+        self.send(PeerFailed(node=name, wrong=wrong, message="m"))
 
     @precondition(lambda self: any(self.machine.state.cache.resident(digest) for digest in self.machine.state.cache))
     @rule(data=st.data())
