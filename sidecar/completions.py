@@ -122,13 +122,8 @@ class Completions:
         if engine.limits is not None:
             self._state.unfit.remember((call.digest, engine.limits), event.message, now)
         load = self._vacate(engine, call)
-        if load is None:
-            return
-        others = [other for other in self._state.by_base[engine.base] if other.ready]
-        if all(self._state.misfit(other, load.digest, load.rank, now) for other in others):
-            self._loads.fail(load, now, Outcome.UNFIT, event.message, elsewhere=True)
-        else:
-            self._loads.bounce(load, now)
+        if load is not None:
+            self._loads.try_others(load, now, Outcome.UNFIT, event.message)
 
     def _install_broke(self, engine: Engine, call: Call, event: InstallBroke, now: float) -> None:
         self._remember(call.digest, _BROKE, now)

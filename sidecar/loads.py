@@ -298,7 +298,7 @@ class Loads:
     # how loads end
 
     def serve(self, engine: Engine, slot: Slot, now: float) -> None:
-        """``slot`` takes leases from now on: grant those who wait for its adapter."""
+        """``slot`` takes leases from now on: grant those who wait for its adapter, and can ask the engine."""
         if slot.state is SlotState.INSTALLING:
             slot.since = now
         slot.state = SlotState.SERVING
@@ -311,7 +311,10 @@ class Loads:
         installed_here = load.stage is Stage.INSTALLING and load.engine == engine.name
         if installed_here:
             self._queue.served(load, now)
-        if installed_here or load.stage is Stage.WAITING:
+        if installed_here and load.waiters:
+            message = f"no other engine of base {load.base} on node {self._node} can load this now"
+            self.try_others(load, now, Outcome.NO_HEALTHY_NODE, message)
+        elif installed_here or (load.stage is Stage.WAITING and not load.waiters):
             self.finish(load, now)
 
     def fail(
@@ -327,6 +330,19 @@ class Loads:
         """Refuse everybody who waits, and end the load."""
         self._waiters.refuse(load, outcome, message, retry_after_s=retry_after_s, elsewhere=elsewhere)
         self.finish(load, now)
+
+    def try_others(self, load: Load, now: float, outcome: Outcome, message: str) -> None:
+        """Its engine could not load it: another one of the node may, else another node."""
+        if any(
+            other.ready
+            and load.is_for(other.settings.backend)
+            and load.adapter not in other.slots
+            and self._state.misfit(other, load.digest, load.rank, now) is None
+            for other in self._state.by_base[load.base]
+        ):
+            self.bounce(load, now)
+        else:
+            self.fail(load, now, outcome, message, elsewhere=True)
 
     def finish(self, load: Load, now: float) -> None:
         """Forget a load that nobody waits for any more; what it held is free."""

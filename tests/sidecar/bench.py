@@ -135,6 +135,7 @@ class Bench:
         size: int = SIZE,
         ttl_s: float = 600.0,
         peers: tuple[Peer, ...] = (),
+        not_by: str = "",
     ) -> int:
         """Ask for adapter ``number`` (None: the base); the ask, which is also the lease unless one is given."""
         self._asks += 1
@@ -150,6 +151,7 @@ class Bench:
             rank=rank,
             ttl_s=ttl_s,
             peers=peers,
+            not_by=not_by,
         )
         self.send(Asked(ask=self._asks, request=request, deadline=self.now + wait_s))
         return self._asks
