@@ -170,12 +170,16 @@ class DataPlane:
             first = missed
         if exchange.started:
             raise first.error
+        if first.not_by:
+            job = _asked_of_others(job, first.not_by)
         other = self._second_choice(job, node, first, spread)
         self._metrics.retries += 1
         try:
             await self._attempt(exchange, trace, job, other, first.engine if other is node else "")
         except TryElsewhere as missed:
-            raise missed.error from None
+            # the engine's own words name the field
+            unasked = first.not_by and isinstance(missed.error, InvalidRequest)
+            raise (first.error if unasked else missed.error) from None
 
     def _spread(self, job: Job) -> int:
         """Which of several copies: by turns, or one for all prompts that begin alike, which its cache may have."""
@@ -187,15 +191,17 @@ class DataPlane:
         return self._turn
 
     def _second_choice(self, job: Job, node: Node, missed: TryElsewhere, spread: int) -> Node:
-        """Another node, or the same one where something broke that may be mended by now."""
-        demand = job.target.demand
-        if missed.not_by:
-            demand = msgspec.structs.replace(demand, not_by=missed.not_by)
+        """Another node, or the same one where something broke that may be mended by now, or other engines can be asked.
+
+        Raises what went wrong, or that engines which could be asked are not there now.
+        """
+        excluded = () if missed.not_by else (node.name,)
         try:
-            other = self._placer.place(demand, excluded=(node.name,), spread=spread)
-        except RoostError:
-            raise missed.error from None
-        if other is node and missed.refused:
+            other = self._placer.place(job.target.demand, excluded=excluded, spread=spread)
+        except RoostError as error:
+            passes = missed.not_by and isinstance(error, NoHealthyNode)
+            raise (error if passes else missed.error) from None
+        if other is node and missed.refused and not missed.not_by:
             raise missed.error
         return other
 
@@ -338,6 +344,12 @@ class DataPlane:
             self._access_log.add(
                 trace.record(at=time.time(), now=now, answered_at=exchange.answered_at, bytes_out=exchange.sent_bytes)
             )
+
+
+def _asked_of_others(job: Job, not_by: str) -> Job:
+    """The same of engines of other backends than ``not_by``."""
+    replace = msgspec.structs.replace
+    return replace(job, target=replace(job.target, demand=replace(job.target.demand, not_by=not_by)))
 
 
 def _credentials(lease: Lease) -> tuple[Header, ...]:

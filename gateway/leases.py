@@ -135,6 +135,7 @@ class LeaseDesk:
             digest=demand.digest,
             size=size,
             rank=demand.rank,
+            not_by=demand.not_by,
             ttl_s=use_s + _SLACK_S,
             peers=self._peers(node, demand.digest),
             failed_engine=failed_engine,

@@ -52,8 +52,8 @@ class Load:
 
     __slots__ = (
         "adapter", "at_once", "background", "base", "blocked_since", "charge", "digest", "drained", "drained_at",
-        "drains", "engine", "fetched", "handed", "order", "promise", "rank", "replaces", "sent", "size", "stage",
-        "started", "tenant", "victim", "waiters",
+        "drains", "engine", "fetched", "handed", "not_by", "order", "promise", "rank", "replaces", "sent", "size",
+        "stage", "started", "tenant", "victim", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +71,8 @@ class Load:
         self.replaces: frozenset[str] = frozenset()
         self.stage = Stage.WAITING
         self.waiters: dict[LeaseKey, Waiter] = {}
+        # how many of them can't ask engines of a backend
+        self.not_by: Counter[str] = Counter()
         self.engine = ""
         self.victim = ""
         self.started = 0.0
@@ -96,6 +98,10 @@ class Load:
     @property
     def key(self) -> LoadKey:
         return self.base, self.adapter
+
+    def is_for(self, backend: str) -> bool:
+        """Whether an engine of ``backend`` would do for anybody who waits."""
+        return not self.not_by[backend] or self.not_by[backend] < len(self.waiters)
 
     def __lt__(self, other: Load) -> bool:
         return self.order < other.order

@@ -298,7 +298,7 @@ class Loads:
     # how loads end
 
     def serve(self, engine: Engine, slot: Slot, now: float) -> None:
-        """``slot`` takes leases from now on: grant those who wait for its adapter."""
+        """``slot`` takes leases from now on: grant those who wait for its adapter, and can ask the engine."""
         if slot.state is SlotState.INSTALLING:
             slot.since = now
         slot.state = SlotState.SERVING
@@ -311,7 +311,10 @@ class Loads:
         installed_here = load.stage is Stage.INSTALLING and load.engine == engine.name
         if installed_here:
             self._queue.served(load, now)
-        if installed_here or load.stage is Stage.WAITING:
+        if installed_here and load.waiters:
+            message = f"no other engine of base {load.base} on node {self._node} can load this now"
+            self.try_others(load, now, Outcome.NO_HEALTHY_NODE, message)
+        elif installed_here or (load.stage is Stage.WAITING and not load.waiters):
             self.finish(load, now)
 
     def fail(
@@ -332,6 +335,7 @@ class Loads:
         """Its engine could not load it: another one of the node may, else another node."""
         if any(
             other.ready
+            and load.is_for(other.settings.backend)
             and load.adapter not in other.slots
             and self._state.misfit(other, load.digest, load.rank, now) is None
             for other in self._state.by_base[load.base]

@@ -141,7 +141,7 @@ class Machine:
             outcome, message = Outcome.NO_HEALTHY_NODE, self.state.cordon_message
             self.state.refuse((event.ask,), request.lease, outcome, message, elsewhere=True)
             return
-        engines = self.state.by_base.get(request.base)
+        engines = self.state.to_ask(request)
         engine = self._serves(request, adapter, engines or [], now)
         if engine is not None:
             self.state.grant((event.ask,), request, engine, now, waited=False)
@@ -186,6 +186,9 @@ class Machine:
         """Why a load would not help, as the arguments of a refusal; None where it may."""
         node = self.state.settings.node
         if not engines:
+            if request.base in self.state.by_base:
+                message = f"node {node} has no engine of base {request.base} that has a way to be asked this"
+                return {"outcome": Outcome.INVALID_REQUEST, "message": message, "elsewhere": True}
             message = f"base {request.base} is not deployed on node {node}"
             return {"outcome": Outcome.BASE_NOT_DEPLOYED, "message": message, "elsewhere": True}
         ready = [engine for engine in engines if engine.ready]

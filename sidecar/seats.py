@@ -30,7 +30,8 @@ class Seats:
         self._claimers: set[LoadKey] = set()
 
     def pick(self, load: Load, now: float) -> Engine | None:
-        """Where to install: an engine with a free slot, else one with an idle slot, the least busy first."""
+        """Where to install: what most of who wait can ask, then one with a free slot, else with an idle slot, the least
+        busy first."""
         fitting = [
             engine
             for engine in self._state.by_base[load.base]
@@ -38,7 +39,13 @@ class Seats:
             and self.room(engine, load, now) > 0
             and (engine.free_slots > 0 or self._may_take(self._idle(engine, load, now), load))
         ]
-        return min(fitting, key=lambda engine: (engine.free_slots == 0, engine.outstanding, engine.name), default=None)
+        return min(
+            fitting,
+            key=lambda engine: (
+                load.not_by[engine.settings.backend], engine.free_slots == 0, engine.outstanding, engine.name,
+            ),
+            default=None,
+        )  # fmt: skip
 
     def any_room(self, base: str, asker: Load | None, now: float) -> bool:
         """Whether any engine of ``base`` could take one more adapter, of whatever rank."""
@@ -158,6 +165,7 @@ class Seats:
     def _may_hold(self, engine: Engine, load: Load, now: float) -> bool:
         return (
             engine.loadable
+            and load.is_for(engine.settings.backend)
             and load.adapter not in engine.slots
             and self._state.misfit(engine, load.digest, load.rank, now) is None
         )

@@ -72,6 +72,13 @@ class NodeState:
         self.bytes_endpoint = ""
         self.effects: list[AnyEffect] = []
 
+    def to_ask(self, request: Acquire) -> list[Engine] | None:
+        """The engines of its base that have a way to be asked it."""
+        engines = self.by_base.get(request.base)
+        if not engines or not request.not_by:
+            return engines
+        return [engine for engine in engines if engine.settings.backend != request.not_by]
+
     def grant(self, asks: Iterable[int], request: Acquire, engine: Engine, now: float, *, waited: bool) -> None:
         """Make the lease that ``request`` asks for on ``engine``, which serves it, and answer."""
         adapter = request.digest and adapter_name(request.tenant, request.digest)

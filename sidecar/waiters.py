@@ -35,6 +35,7 @@ class WaitingRoom:
         waiter = load.waiters.get(key)
         if waiter is None:
             load.waiters[key] = Waiter(asked.request, [asked.ask])
+            load.not_by[asked.request.not_by] += 1
             self._loads[key] = load
         else:
             waiter.asks.append(asked.ask)
@@ -42,10 +43,9 @@ class WaitingRoom:
 
     def leave(self, key: LeaseKey, outcome: Outcome, message: str) -> Load | None:
         """Refuse one waiter; the load that it waited for, None where nobody of that lease waits."""
-        load = self._loads.pop(key, None)
+        load = self._loads.get(key)
         if load is not None:
-            self._deadlines.cancel(key)
-            self._state.refuse(load.waiters.pop(key).asks, key[1], outcome, message)
+            self._state.refuse(self._dismiss(load, key).asks, key[1], outcome, message)
         return load
 
     def overdue(self, now: float) -> list[LeaseKey]:
@@ -53,28 +53,29 @@ class WaitingRoom:
         return self._deadlines.due(now)
 
     def grant(self, load: Load, engine: Engine, now: float) -> None:
-        """Give everybody who waits for ``load`` a lease on ``engine``, which serves its adapter now."""
-        for waiter in self._dismiss(load):
-            self._state.grant(waiter.asks, waiter.request, engine, now, waited=True)
+        """Give everybody who waits for ``load`` and can ask ``engine``, which serves its adapter now, a lease on it."""
+        for key, waiter in list(load.waiters.items()):
+            if waiter.request.not_by != engine.settings.backend:
+                self._dismiss(load, key)
+                self._state.grant(waiter.asks, waiter.request, engine, now, waited=True)
 
     def refuse(
         self, load: Load, outcome: Outcome, message: str, *, retry_after_s: float | None = None, elsewhere: bool = False
     ) -> None:
         """Refuse everybody who waits for ``load``."""
-        for waiter in self._dismiss(load):
+        for key in list(load.waiters):
             self._state.refuse(
-                waiter.asks,
-                waiter.request.lease,
+                self._dismiss(load, key).asks,
+                key[1],
                 outcome,
                 message,
                 retry_after_s=retry_after_s,
                 elsewhere=elsewhere,
             )
 
-    def _dismiss(self, load: Load) -> list[Waiter]:
-        waiters = list(load.waiters.values())
-        for key in load.waiters:
-            del self._loads[key]
-            self._deadlines.cancel(key)
-        load.waiters.clear()
-        return waiters
+    def _dismiss(self, load: Load, key: LeaseKey) -> Waiter:
+        del self._loads[key]
+        self._deadlines.cancel(key)
+        waiter = load.waiters.pop(key)
+        load.not_by[waiter.request.not_by] -= 1
+        return waiter

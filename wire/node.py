@@ -42,6 +42,7 @@ class Acquire(NodeMessage, frozen=True, kw_only=True):
     the former one held.
     ``ttl_s``, positive and finite, bounds how long the lease lives without a release; asking for it again renews it.
     The wire's own request deadline says how long the asker will wait.
+    Engines of the backend ``not_by`` have no way to be asked the request: the lease is on another one, or on none.
     ``peers`` are nodes that have the bytes, or are getting them, as far as the gateway knows.
     ``failed_engine`` was leased for the same request just now and could not be reached: another one is asked for, if
     the node has one of that base.
@@ -56,6 +57,7 @@ class Acquire(NodeMessage, frozen=True, kw_only=True):
     digest: str = ""
     size: int = 0
     rank: int = 0
+    not_by: str = ""
     ttl_s: float = 600.0
     peers: tuple[Peer, ...] = ()
     failed_engine: str = ""

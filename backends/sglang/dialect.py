@@ -18,9 +18,14 @@ from .unheeded import COMPLETIONS, OBJECTS, UNHEEDED, check, check_object
 
 # (SGLang's name of a field) by vLLM's
 _RENAMED = {"include_stop_str_in_output": "no_stop_trim"}
-# how FastAPI tells of a field, and where in the server that was
-_UNREADABLE = re.compile(r"""'loc': \('body', '(?P<field>\w+)'.*?'msg': (?P<quote>['"])(?P<reason>.*?)(?P=quote), '""")
-_SOURCE = re.compile(r'\n\s*File "')
+# how FastAPI begins to tell of fields; bounded, and with one way to match, since clients write what comes after it
+_FIRST_UNREADABLE = re.compile(
+    r"[0-9]{1,9} validation errors?:\n  \{'type': '\w{1,99}', "
+    r"'loc': \('body', '(?P<field>\w{1,99})'(?:[^()\n]|\(\)){0,999}\), "
+    r"""'msg': (?:'(?P<reason>(?:[^'\\\n]|\\.){1,999})'|"(?P<quoted>[^"\n]{1,999})"), '"""
+)
+# it ends with where in the server that was
+_SOURCE = '\n  File "'
 # the lease promised that the engine has the adapter: that it hasn't is no fault of the client's
 _ADAPTER_IS_GONE = ("never been loaded", "LoRA adapter")
 
@@ -75,10 +80,10 @@ SGLANG = SglangDialect()
 
 def _without_internals(error: _Error) -> _Error:
     """The error without the server's paths; of a field that could not be read, what is wrong with it and its name."""
-    found = _UNREADABLE.search(error.message)
+    found = _FIRST_UNREADABLE.match(error.message)
     if found is not None:
-        return _Error(f"{found['field']}: {found['reason']}", error.type, found["field"])
-    return _Error(_SOURCE.split(error.message, maxsplit=1)[0].rstrip(), error.type, error.param)
+        return _Error(f"{found['field']}: {found['reason'] or found['quoted']}", error.type, found["field"])
+    return _Error(error.message.partition(_SOURCE)[0].rstrip(), error.type, error.param)
 
 
 def _error_in(body: bytes) -> _Error:

@@ -27,7 +27,7 @@ routes = web.RouteTableDef()
 # policies of a tenant that are looked through for the names of what its engines serve
 _POLICIES_LOOKED_AT = 1000
 
-_PRIVATE_RE = re.compile(r"(?<![\w/.])/[^\s'\"]+|(?<![\w.])[\w.-]+:\d{2,5}\b|\[[0-9a-fA-F:]+\]:\d+")
+_PRIVATE_RE = re.compile(r"(?<![\w/.])/[^\s'\"]+|(?<![\w.-])[\w.-]+:\d{2,5}\b|\[[0-9a-fA-F:]+\]:\d+")
 
 References = dict[tuple[str, str], list[str]]
 

@@ -52,6 +52,8 @@ class StubSidecar:
         self.max_rank = 16
         self.token = ""
         self.backend = "vllm"
+        # of engines, by name, that are of another
+        self.other_backends: dict[str, str] = {}
         self.resident: dict[str, Residency] = {}
         self.serving: set[str] = set()
         self.scripts: deque[Script] = deque()
@@ -108,7 +110,12 @@ class StubSidecar:
         self._feed.publish(message)
 
     def grant(self, ask: Acquire, reply: Reply[AnswerOfNode], *, waited: bool = False) -> None:
-        engine = self.engines[next(self._next_engine)]
+        turns = [self.engines[next(self._next_engine)] for _ in self.engines]
+        next(self._next_engine)
+        engine = next((engine for engine in turns if self._backend_of(engine) != ask.not_by), None)
+        if engine is None:
+            refuse(Outcome.INVALID_REQUEST, elsewhere=True)(self, ask, reply)
+            return
         adapter = adapter_name(ask.tenant, ask.digest) if ask.digest else ask.base
         self.held[ask.lease] = ask
         granted = self.granted[ask.lease] = Granted(
@@ -119,14 +126,17 @@ class StubSidecar:
             adapter=adapter,
             waited=waited,
             token=self.token,
-            backend=self.backend,
+            backend=self._backend_of(engine),
         )
         reply(granted)
+
+    def _backend_of(self, engine: StubEngine) -> str:
+        return self.other_backends.get(engine.name, self.backend)
 
     def _engine_report(self, engine: StubEngine) -> EngineReport:
         return EngineReport(
             engine=engine.name,
-            backend=self.backend,
+            backend=self._backend_of(engine),
             base=BASE,
             fingerprint=self.fingerprint,
             health=self.health,

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from wire.node import Health
+
 from . import stub_engine
 from .fleet_states import BASE
-from .mesh import Mesh
+from .mesh import Mesh, until
 from .stub_engine import StubEngine
 
 # what an SGLang server says for itself of a request, without an object around it
@@ -100,6 +102,30 @@ async def test_what_it_would_ignore_is_asked_of_an_engine_that_heeds_it(mesh: Me
         told = await mesh.chat(f"acme/p{number}", structured_outputs={"choice": ["a"]})
         assert (told.status, told.headers["x-roost-node"]) == (200, mesh.sidecars[1].address.name)
     assert mesh.engines[0].asked == []
+
+
+async def test_a_node_with_engines_of_both_answers_from_the_one_that_heeds_it(tmp_path: Path) -> None:
+    async with Mesh(tmp_path, engines=2) as mesh:
+        first, second = mesh.engines
+        mesh.sidecar.other_backends = {first.name: "sglang"}
+        mesh.sidecar.announce()
+        mesh.publish("acme/bot")
+        for model in ("acme/bot", BASE):
+            for _ in range(3):
+                assert (await mesh.chat(model, structured_outputs={"choice": ["a"]})).status == 200
+        assert (len(first.asked), len(second.asked)) == (0, 6)
+        assert mesh.sidecar.failed_engines == []
+        await mesh.all_leases_are_back()
+
+
+async def test_an_engine_that_would_heed_it_and_is_not_there_now_is_worth_another_try(mesh: Mesh) -> None:
+    mesh.sidecars[1].backend = "vllm"
+    mesh.sidecars[1].health = Health.DEAD
+    for sidecar in mesh.sidecars:
+        sidecar.announce()
+    await until(lambda: mesh.gateways[0].nodes["n1"].engines["n1e0"].health == Health.DEAD)
+    told = await mesh.chat("acme/bot", structured_outputs={"choice": ["a"]})
+    assert (told.status, "retry-after" in told.headers) == (503, True)
 
 
 async def test_its_refusal_comes_in_our_form_and_names_what_was_asked(mesh: Mesh) -> None:

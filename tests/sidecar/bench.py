@@ -136,6 +136,7 @@ class Bench:
         ttl_s: float = 600.0,
         peers: tuple[Peer, ...] = (),
         failed_engine: str = "",
+        not_by: str = "",
     ) -> int:
         """Ask for adapter ``number`` (None: the base); the ask, which is also the lease unless one is given."""
         self._asks += 1
@@ -152,6 +153,7 @@ class Bench:
             ttl_s=ttl_s,
             peers=peers,
             failed_engine=failed_engine,
+            not_by=not_by,
         )
         self.send(Asked(ask=self._asks, request=request, deadline=self.now + wait_s))
         return self._asks

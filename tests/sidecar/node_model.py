@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from backends.interface import Health, Removal
+from backends.interface import EngineSettings, Health, Removal
 from catalog.names import adapter_name
 from sidecar.effects import (
     Answer,
@@ -61,6 +61,9 @@ TENANTS = ("t", "t", "u")
 RANKS = (8, 8, 8, 8, 8, 99)
 ENDINGS = ("done", "done", "done", "done", "rejected", "broke", "unsure")
 CALLS_AT_ONCE = {"e1": 1, "e2": 3}
+BACKENDS = {"e1": "vllm", "e2": "sglang"}
+# mostly what both can be asked
+NOT_BY = ("", "", "", "sglang")
 EngineEffect = StartInstall | StartRemove | ReadInstalled
 
 
@@ -74,7 +77,7 @@ class EngineModel:
 
 
 CONFIG = settings(
-    2,
+    engines=tuple(EngineSettings(name=name, base=BASE, fingerprint="f", backend=BACKENDS[name]) for name in ENGINES),
     arena_bytes=3 * 12_288,
     loads_in_flight_min=1,
     loads_in_flight=2,
@@ -127,6 +130,7 @@ class NodeModel(RuleBasedStateMachine):
                 assert not self.cordoned or effect.answer.waited or self.asked_before(request), "granted while cordoned"
                 model = self.engines[effect.answer.engine]
                 assert model.up, "granted on an engine that is down"
+                assert effect.answer.backend == BACKENDS[effect.answer.engine] != request.not_by, "granted in vain"
                 if request.digest:
                     assert effect.answer.adapter == adapter_name(request.tenant, request.digest)
                     assert effect.answer.adapter in model.adapters, "granted where it does not serve"
@@ -192,10 +196,11 @@ class NodeModel(RuleBasedStateMachine):
         wait=st.floats(0, 30),
         rank=st.sampled_from(RANKS),
         tenant=st.sampled_from(TENANTS),
+        not_by=st.sampled_from(NOT_BY),
     )
-    def ask(self, number: int | None, gateway: str, wait: float, rank: int, tenant: str) -> None:
+    def ask(self, number: int | None, gateway: str, wait: float, rank: int, tenant: str, not_by: str = "") -> None:
         self.asks += 1
-        self.request(gateway, self.asks, number, wait, rank, tenant)
+        self.request(gateway, self.asks, number, wait, rank, tenant, not_by)
 
     @rule(number=ADAPTERS, gateway=st.sampled_from(GATEWAYS))
     def ask_and_load(self, number: int, gateway: str) -> None:
@@ -222,9 +227,11 @@ class NodeModel(RuleBasedStateMachine):
         request = self.requests[data.draw(st.sampled_from(sorted(self.requests)))]
         number = int(request.digest, 16) if request.digest else None
         self.asks += 1
-        self.request(request.gateway, request.lease, number, 10.0, request.rank, request.tenant)
+        self.request(request.gateway, request.lease, number, 10.0, request.rank, request.tenant, request.not_by)
 
-    def request(self, gateway: str, lease: int, number: int | None, wait: float, rank: int, tenant: str) -> None:
+    def request(
+        self, gateway: str, lease: int, number: int | None, wait: float, rank: int, tenant: str, not_by: str
+    ) -> None:
         request = Acquire(
             gateway=gateway,
             instance=self.life_of(gateway),
@@ -235,6 +242,7 @@ class NodeModel(RuleBasedStateMachine):
             digest="" if number is None else digest(number),
             size=10_000,
             rank=rank,
+            not_by=not_by,
             ttl_s=20.0,
         )
         ask = self.asks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -246,6 +247,42 @@ def test_a_refusal_names_the_field_and_no_place_in_the_server() -> None:
     other = 'what is this?\n  File "/srv/sglang/other.py", line 1'
     _, document = DIALECT.refusal(400, json.dumps({"message": other}).encode())
     assert json.loads(document)["error"]["message"] == "what is this?"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        # what fails as a whole has no field, and the client's own text within
+        "1 validation error:\n  {'type': 'value_error', 'loc': ('body',), 'msg': 'Value error, bad: \"{TEXT}\"'}",
+        "1 validation error:\n  {'type': 'x', 'loc': ('body', 'a', '{TEXT}'), 'msg': 'no', 'input': '{TEXT}'}",
+        "1 validation error:\n  {'type': 'x', 'loc': ('body', 'a'), 'msg': 'no {TEXT}', 'input': '{TEXT}'}",
+        "{TEXT}",
+    ],
+)
+@pytest.mark.parametrize("text", ["'loc': ('body', 'a'" * 300 + "'msg': 'q" * 300, "'msg': 'q" * 1000, "\n" * 100_000])
+def test_what_a_client_wrote_into_an_error_is_read_once(told: str, text: str) -> None:
+    """Whole seconds of processor time: the next size up would hold the gateway for hours."""
+    message = told.replace("{TEXT}", text)
+    before = time.process_time()
+    _, document = DIALECT.refusal(400, json.dumps({"message": message}).encode())
+    assert time.process_time() - before < 5.0
+    assert json.loads(document)["error"]["param"] is None
+
+
+@pytest.mark.parametrize(
+    ("loc", "msg", "reason"),
+    [
+        ("('body', 'n', 'function-wrap[check()]', 0)", "'no'", "no"),
+        ("('body', 'n')", '"can\'t be"', "can't be"),
+        ("('body', 'n')", "'a \\'b\\' and \"c\"'", "a \\'b\\' and \"c\""),
+    ],
+)
+def test_of_several_fields_the_first_is_named(loc: str, msg: str, reason: str) -> None:
+    one = f"  {{'type': 'int_type', 'loc': {loc}, 'msg': {msg}, 'input': 2.5}}\n"
+    other = "  {'type': 'x', 'loc': ('body', 'other'), 'msg': 'bad', 'input': 3}\n"
+    told = f"2 validation errors:\n{one}{other}"
+    error = json.loads(DIALECT.refusal(400, json.dumps({"message": told}).encode())[1])["error"]
+    assert (error["param"], error["message"]) == ("n", f"n: {reason}")
 
 
 def test_no_bound_on_the_tokens_to_choose_from_is_spelled_as_it_knows_it() -> None:
