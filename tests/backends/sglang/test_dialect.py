@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import msgspec
@@ -259,13 +258,13 @@ def test_a_refusal_names_the_field_and_no_place_in_the_server() -> None:
         "{TEXT}",
     ],
 )
-@pytest.mark.parametrize("text", ["'loc': ('body', 'a'" * 300 + "'msg': 'q" * 300, "'msg': 'q" * 1000, "\n" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["'loc': ('body', 'a'" * 3000 + "'msg': 'q" * 3000, "'msg': 'q" * 10_000, "\n" * 100_000]
+)
 def test_what_a_client_wrote_into_an_error_is_read_once(told: str, text: str) -> None:
-    """Whole seconds of processor time: the next size up would hold the gateway for hours."""
+    """Read again from each of its places, this would hold a gateway for days."""
     message = told.replace("{TEXT}", text)
-    before = time.process_time()
     _, document = DIALECT.refusal(400, json.dumps({"message": message}).encode())
-    assert time.process_time() - before < 5.0
     assert json.loads(document)["error"]["param"] is None
 
 
