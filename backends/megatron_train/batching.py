@@ -18,12 +18,13 @@ from wire.trainer import Batch, Datum, Loss
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
+_CLIP_LOW, _CLIP_HIGH = "clip_low_threshold", "clip_high_threshold"
 # by loss: its numbers with their defaults
 LOSS_DEFAULTS: dict[str, dict[str, float]] = {
     "cross_entropy": {},
     "importance_sampling": {},
-    "ppo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
-    "cispo": {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
+    "ppo": {_CLIP_LOW: 0.8, _CLIP_HIGH: 1.2},
+    "cispo": {_CLIP_LOW: 0.0, _CLIP_HIGH: 4.0},
     "dro": {"beta": 0.1},
 }
 # sequences are padded to a multiple of this, so that few shapes occur
@@ -71,7 +72,13 @@ def complete_losses(losses: tuple[Loss, ...]) -> list[tuple[str, Mapping[str, fl
                 raise InvalidRequest(f"the loss {loss.kind} has no setting {name!r}", field="loss_fn_config")
             if not math.isfinite(value):
                 raise InvalidRequest(f"{name} of the loss {loss.kind} is not finite", field="loss_fn_config")
-        completed.append((loss.kind, {**defaults, **loss.config}))
+        numbers = {**defaults, **loss.config}
+        low, high = numbers.get(_CLIP_LOW, 0.0), numbers.get(_CLIP_HIGH, math.inf)
+        if low > high:
+            raise InvalidRequest(
+                f"{_CLIP_LOW} of the loss {loss.kind} is {low:g}, more than {_CLIP_HIGH}, {high:g}", field="loss_fn_config"
+            )
+        completed.append((loss.kind, numbers))
     return completed
 
 

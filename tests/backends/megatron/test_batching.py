@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.megatron_train.batching import deal, read_rows
+from backends.megatron_train.batching import complete_losses, deal, read_rows
 from tests.backends.megatron.bases import VOCABULARY, datum, floats
+from wire.outcomes import InvalidRequest
 from wire.trainer import Batch, Loss
 
 
@@ -48,3 +50,18 @@ def test_the_same_batch_is_dealt_alike_each_time(lengths: list[int]) -> None:
     rows = read_rows(batch, vocabulary=VOCABULARY, context=100)
     first, second = (deal(rows, tokens=64, grain=2, data=2, data_rank=1) for _ in range(2))
     assert [each.places for each in first] == [each.places for each in second]
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "reason"),
+    [
+        ("ppo", {"clip": 0.2}, "has no setting 'clip'"),
+        ("ppo", {"clip_high_threshold": float("nan")}, "is not finite"),
+        ("ppo", {"clip_low_threshold": 2.0, "clip_high_threshold": 0.5}, "is 2, more than clip_high_threshold, 0.5"),
+        ("cispo", {"clip_low_threshold": 4.5}, "is 4.5, more than clip_high_threshold, 4"),
+    ],
+)
+def test_numbers_that_a_loss_can_not_have_are_refused(kind: str, config: dict[str, float], reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason) as refused:
+        complete_losses((Loss(kind, config),))
+    assert refused.value.field == "loss_fn_config"
