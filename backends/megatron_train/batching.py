@@ -76,7 +76,8 @@ def complete_losses(losses: tuple[Loss, ...]) -> list[tuple[str, Mapping[str, fl
         low, high = numbers.get(_CLIP_LOW, 0.0), numbers.get(_CLIP_HIGH, math.inf)
         if low > high:
             raise InvalidRequest(
-                f"{_CLIP_LOW} of the loss {loss.kind} is {low:g}, more than {_CLIP_HIGH}, {high:g}", field="loss_fn_config"
+                f"{_CLIP_LOW} of the loss {loss.kind} is {low:g}, more than {_CLIP_HIGH}, {high:g}",
+                field="loss_fn_config",
             )
         completed.append((loss.kind, numbers))
     return completed
