@@ -259,5 +259,5 @@ class Completions:
             self._state.counts["load_failures"] += 1
             self._state.digest_changed(digest)
         for load in self._state.queue.still(loads):
-            self._loads.fail(load, now, outcome, message, elsewhere=outcome is not Outcome.UNFIT)
+            self._loads.fail(load, now, outcome, message, elsewhere=True)
         return bool(loads)
