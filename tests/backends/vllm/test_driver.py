@@ -204,25 +204,31 @@ async def test_an_uncertain_load_keeps_its_folder_and_a_failed_one_does_not(sett
         assert not folder.exists()
 
 
-async def test_loads_go_one_at_a_time_and_waiting_is_bounded(setting: Setting) -> None:
-    running, most = 0, 0
+class Slow:
+    """A route that takes ``seconds``, and knows the most calls that it had at once."""
 
-    async def slow(_: web.Request) -> web.StreamResponse:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.3)
-        running -= 1
+    def __init__(self, seconds: float) -> None:
+        self.most = 0
+        self._seconds = seconds
+        self._running = 0
+
+    async def __call__(self, _: web.Request) -> web.StreamResponse:
+        self._running += 1
+        self.most = max(self.most, self._running)
+        await asyncio.sleep(self._seconds)
+        self._running -= 1
         return web.json_response({})
 
-    setting.routes.routes["POST /v1/load_lora_adapter"] = slow
+
+async def test_loads_go_one_at_a_time_and_waiting_is_bounded(setting: Setting) -> None:
+    loads = setting.routes.routes["POST /v1/load_lora_adapter"] = Slow(0.3)
     first = asyncio.create_task(setting.backend.install(setting.revision, 5))
     second = asyncio.create_task(setting.backend.install(setting.revision, 5))
     await asyncio.sleep(0.05)
     with pytest.raises(InstallFailed, match="other loads"):
         await setting.backend.install(setting.revision, 0.05)
     await asyncio.gather(first, second)
-    assert most == 1
+    assert loads.most == 1
 
 
 async def test_bytes_that_are_no_revision_are_refused(setting: Setting) -> None:
@@ -331,23 +337,14 @@ async def test_an_arena_out_of_the_engines_reach_is_tried_once(
 async def test_many_loads_are_under_way_only_where_the_engine_lets_steps_run_between(
     setting: Setting, plugin: int, at_once: int
 ) -> None:
-    under_way, most = 0, 0
-
-    async def load(request: web.Request) -> web.StreamResponse:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        await asyncio.sleep(0.05)
-        under_way -= 1
-        return web.json_response({})
-
+    loads = Slow(0.05)
     setting.routes.routes |= {
-        "GET /roost/engine": answer(200, ARENA_FACTS | {"plugin": plugin}), "POST /v1/load_lora_adapter": load,
+        "GET /roost/engine": answer(200, ARENA_FACTS | {"plugin": plugin}), "POST /v1/load_lora_adapter": loads,
     }  # fmt: skip
     assert (await setting.backend.limits()).calls_at_once == at_once
     revision = msgspec.structs.replace(setting.revision, segment="roost-x", offset=4160)
     await asyncio.gather(*(setting.backend.install(revision, 5) for _ in range(4)))
-    assert most == min(4, at_once)
+    assert loads.most == min(4, at_once)
 
 
 async def test_folders_are_written_for_one_load_at_a_time_even_where_many_were_under_way(setting: Setting) -> None:
