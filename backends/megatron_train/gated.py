@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from megatron.core.transformer.mlp import MLP
+
+from .kernels import kernels_of
 
 
 class GatedMLP(MLP):  # type: ignore[misc]
@@ -28,15 +29,9 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, both: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(both)
-        gate, up = both.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        return kernels_of(both).gate(both)
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> torch.Tensor:
         (both,) = ctx.saved_tensors
-        gate, up = both.chunk(2, dim=-1)
-        gradient = torch.empty_like(both)
-        of_gate, of_up = gradient.chunk(2, dim=-1)
-        torch.mul(upstream[0], F.silu(gate), out=of_up)
-        torch.ops.aten.silu_backward.grad_input(upstream[0] * up, gate, grad_input=of_gate)
-        return gradient
+        return kernels_of(both).gate_gradient(upstream[0], both)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from megatron.core.parallel_state import get_tensor_model_parallel_world_size
 from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 
 # what the logits of one pass over the head may take, in fp32
@@ -28,18 +29,14 @@ class _Score(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, step: int) -> torch.Tensor:
         wanted = ctx.needs_input_grad[0]
-        parts = []
-        gradients: list[torch.Tensor] = []
-        with torch.set_grad_enabled(wanted):
-            for some, expected in zip(torch.split(rows, step), torch.split(targets, step), strict=True):
-                leaf = some.detach().requires_grad_(wanted)
-                nll = _nll(leaf, weight, expected)
-                parts.append(nll.detach())
-                if wanted:
-                    gradients += torch.autograd.grad(nll.sum(), leaf)
+        scored = _scored_on_cuda if rows.is_cuda and get_tensor_model_parallel_world_size() == 1 else _scored
+        parts = [
+            scored(some, weight, expected, wanted)
+            for some, expected in zip(torch.split(rows, step), torch.split(targets, step), strict=True)
+        ]
         if wanted:
-            ctx.save_for_backward(torch.cat(gradients))
-        return torch.cat(parts)
+            ctx.save_for_backward(torch.cat([gradient for _, gradient in parts]))
+        return torch.cat([nll for nll, _ in parts])
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
@@ -47,6 +44,23 @@ class _Score(torch.autograd.Function):
         return (gradients * upstream[0].unsqueeze(1)).to(gradients.dtype), None, None, None
 
 
-def _nll(rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    nll: torch.Tensor = vocab_parallel_cross_entropy(F.linear(rows, weight).unsqueeze(1), targets.unsqueeze(1))
-    return nll.squeeze(1)
+def _scored(
+    rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, wanted: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """-log p of the targets and, where it is wanted, the gradient of their sum for ``rows``."""
+    with torch.set_grad_enabled(wanted):
+        leaf = rows.detach().requires_grad_(wanted)
+        nll = vocab_parallel_cross_entropy(F.linear(leaf, weight).unsqueeze(1), targets.unsqueeze(1)).squeeze(1)
+        (gradient,) = torch.autograd.grad(nll.sum(), leaf) if wanted else (rows,)
+    return nll.detach(), gradient
+
+
+def _scored_on_cuda(
+    rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, wanted: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, of a head that is whole on its rank."""
+    from . import cuda_kernels
+
+    logits = F.linear(rows, weight)
+    nll = cuda_kernels.score(logits, targets, gradient=wanted)
+    return nll, logits @ weight if wanted else rows

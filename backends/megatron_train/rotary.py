@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from .kernels import kernels_of
+
 
 def rotate(heads: torch.Tensor, angles: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     """``heads`` (s, b, heads, d) turned by ``angles`` (s, 1, 1, d), whose halves are alike, as Megatron makes them.
@@ -24,18 +26,9 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cosines, sines)
-        return _turned(heads, cosines, sines)
+        return kernels_of(heads).turn(heads, cosines, sines)
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         cosines, sines = ctx.saved_tensors
-        return _turned(upstream[0], cosines, -sines), None, None
-
-
-def _turned(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    turned = torch.empty_like(heads, memory_format=torch.contiguous_format)
-    first, second = heads.chunk(2, dim=-1)
-    left, right = turned.chunk(2, dim=-1)
-    torch.mul(first, cosines, out=left).addcmul_(second, sines, value=-1)
-    torch.mul(second, cosines, out=right).addcmul_(first, sines)
-    return turned
+        return kernels_of(upstream[0]).turn(upstream[0], cosines, -sines), None, None
