@@ -108,12 +108,12 @@ def _turn(  # type: ignore[no-untyped-def]
     tl.store(destination + half, (second * cos + first * sin).to(kind), mask=there)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _larger(one, other):  # type: ignore[no-untyped-def]
     return tl.maximum(one, other)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _sum(one, other):  # type: ignore[no-untyped-def]
     return one + other
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from functools import singledispatchmethod
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,12 +28,13 @@ from wire.trainer import (
 )
 
 from .checkpoint import read_part, write_part
+from .device import start_device
 from .engine import Engine
 from .export import write_layers
 from .hf_config import context_of, dtype_of, read_base
 from .layout import check_spec, make_layout, pairs_of
 from .model import build_model
-from .parallel import local_rank, start_parallel
+from .parallel import start_parallel
 from .policy import Policy, first_values
 from .tiers import Tiers
 from .weights import load_weights
@@ -46,7 +45,7 @@ class Resident:
 
     def __init__(self, settings: TrainerSettings, scratch: Path) -> None:
         self._settings = settings
-        self._device = _start_device(settings)
+        self._device = start_device(settings)
         self._base = read_base(Path(settings.model_path))
         self._dtype = dtype_of(settings, self._base)
         self._topology, self._groups = start_parallel(settings, self._base, self._device)
@@ -141,24 +140,3 @@ class Resident:
         return MemoryReport(
             policies=self._tiers.memory(), base=self._base_bytes, scratch=self._engine.scratch_bytes, peak=peak
         )
-
-
-def _start_device(settings: TrainerSettings) -> torch.device:
-    """This rank's device, with torch set to give the same bits each time."""
-    torch.use_deterministic_algorithms(True)
-    # memory that nobody wrote is never read here: filling it would cost a pass over it
-    deterministic: Any = torch.utils.deterministic
-    deterministic.fill_uninitialized_memory = False
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    cuda = torch.cuda.is_available() if settings.device == "auto" else settings.device == "cuda"
-    if cuda:
-        # demanded by deterministic algorithms; read when cuBLAS is first used
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        device = torch.device("cuda", local_rank())
-        torch.cuda.set_device(device)
-        return device
-    from .cpu_shim import install
-
-    install()
-    return torch.device("cpu")

@@ -17,7 +17,9 @@ _GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_s
 # several on one GPU: vLLM wants a share of it to be free, though its cache has a size of its own
 _CUDA_ENGINE: dict[str, Any] = {
     "dtype": "bfloat16", "kv_cache_bytes": 24 << 30, "max_num_seqs": 256,
-    "extra_args": ["--compilation-config", json.dumps(_GRAPHS), "--gpu-memory-utilization", "0.2"],
+    "extra_args": [
+        "--compilation-config", json.dumps(_GRAPHS), "--specialize-active-lora", "--gpu-memory-utilization", "0.2",
+    ],
 }  # fmt: skip
 _CPU_ENGINE: dict[str, Any] = {"dtype": "bfloat16", "max_num_seqs": 64}
 
