@@ -124,6 +124,7 @@ class Bench:
         }  # fmt: skip
         if base.device == "cuda":
             self._told["gpu_shared_by"] = "MPS" if os.environ.get("CUDA_MPS_PIPE_DIRECTORY") else "time slices"
+            self._told["lora_kernels"] = "tuned" if os.environ.get("VLLM_TUNED_CONFIG_FOLDER") else "as vLLM has them"
 
     def both_ways(self, mesh: TrainingMesh) -> dict[str, Any]:
         """Over a mesh that runs."""
