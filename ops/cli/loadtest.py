@@ -117,6 +117,35 @@ def lease(report: Json, scale: ScaleOption = Scale.SMALL, seed: Seed = 1) -> Non
     _measure("lease", report, scale, seed=seed)
 
 
+@app.command("lora-kernels")
+def lora_kernels(
+    report: Annotated[Path, typer.Option("--json", "--out", metavar="FILE", help="Where the report goes.")],
+    model: Annotated[Path, typer.Option(metavar="PATH", help="The base's config.json, or the folder that has it.")],
+    rank: Annotated[int, typer.Option(min=1, help="The engine's max_rank.")] = 32,
+    slots: Annotated[int, typer.Option(min=1, help="The engine's slots.")] = 8,
+    tokens: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="In a batch; again for each. vLLM takes the nearest.  [default: 16 64 128 192 4096]"),
+    ] = None,
+    specialised: Annotated[
+        bool, typer.Option("--specialised", help="Choose for an engine with --specialize-active-lora.")
+    ] = False,
+    configs: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also the files for VLLM_TUNED_CONFIG_FOLDER.")
+    ] = None,
+    seed: Seed = 1,
+) -> None:
+    """vLLM's LoRA kernels on this machine's GPU over their configurations, beside vLLM's own, and files of the best."""
+    from backends.vllm.command import rank_limit
+    from loadtest import lora_kernels
+
+    summary = lora_kernels.run(
+        report, model=model, rank=rank_limit(rank), slots=slots, tokens=tokens or lora_kernels.TOKENS,
+        specialised=specialised, seed=seed, configs=configs, say=_say,
+    )  # fmt: skip
+    _show(summary, report)
+
+
 @app.command("pack")
 def pack(report: Json, scale: ScaleOption = Scale.SMALL, plot: Plot = None, seed: Seed = 1) -> None:
     """Packing an adapter of 37,248 tensors, beside reading it: time, sizes, and whether it comes back bit for bit."""
