@@ -48,12 +48,13 @@ def computed_in(dtype: str, base: Path) -> str:
 
 def _auto(base: Path) -> str:
     try:
-        said = _said(parse_object(read_bounded(base / _CONFIG, MAX_CONFIG_BYTES), _CONFIG))
-        stored = _stored(base) if said is None else frozenset()
+        config = read_bounded(base / _CONFIG, MAX_CONFIG_BYTES)
     except ArtifactUnavailable as error:
         raise InvalidRequest(error.message, field=_CONFIG) from error
+    said = _said(parse_object(config, _CONFIG))
     if said is not None:
         return said if said != "float32" else _DEFAULT
+    stored = _stored(base)
     return "float16" if "F16" in stored and not stored & _WIDER else _DEFAULT
 
 
@@ -92,7 +93,7 @@ def _stored(base: Path) -> frozenset[str]:
     for path in sorted(base.glob("*.safetensors")):
         if not path.is_file():
             continue
-        header = header_of(map_file(path), path.name)
+        header = _header(path)
         left -= len(header)
         if left < 0:
             raise InvalidRequest(
@@ -104,3 +105,10 @@ def _stored(base: Path) -> frozenset[str]:
         except (msgspec.MsgspecError, ValueError) as error:
             raise InvalidRequest(f"{path.name} has a malformed header: {error}", field=path.name) from None
     return frozenset(found)
+
+
+def _header(path: Path) -> memoryview:
+    try:
+        return header_of(map_file(path), path.name)
+    except ArtifactUnavailable as error:
+        raise InvalidRequest(error.message, field=path.name) from error
