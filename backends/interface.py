@@ -15,7 +15,7 @@ import msgspec
 from wire.node import Health as Health
 from wire.outcomes import EngineFailed, Unfit
 
-# what engines can be told to compute in; auto is what the base's config.json says
+# what engines can be told to compute in; auto is as ``dtypes`` says
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 DEVICES = ("auto", "cpu", "cuda")
 

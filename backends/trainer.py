@@ -26,7 +26,8 @@ from wire.trainer import Adam, Batch, MemoryReport, Outputs, PolicySpec, PolicyS
 
 class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One trainer. ``fingerprint`` is the base's in the catalog (empty: not known); what was saved over another is
-    refused. ``tensor``, ``pipeline``, ``expert``, ``expert_tensor`` and ``data`` are the sizes of its parallel groups.
+    refused. ``dtype`` is what the base is kept in, ``auto`` what an engine with ``auto`` computes in. ``tensor``,
+    ``pipeline``, ``expert``, ``expert_tensor`` and ``data`` are the sizes of its parallel groups.
 
     ``host_bytes`` bounds what each rank keeps of cold policies in (pinned) host memory, ``device_bytes`` what it keeps
     of policies on the device (0: no bound); the rest is on disk, in the trainer's state folder.

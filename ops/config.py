@@ -15,6 +15,7 @@ from typing import Any, get_origin
 
 import msgspec
 
+from backends.dtypes import AUTO
 from backends.interface import DEVICES, DTYPES, EngineSettings
 from backends.registry import BACKENDS
 from backends.trainer import TrainerSettings
@@ -105,7 +106,9 @@ class NodeConfig(NodeTuning, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class TrainerConfig(TrainerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the base is trained. Without a ``model_path`` it is loaded from where an engine of the base loads it."""
+    """How the base is trained. Without a ``model_path`` it is loaded from where an engine of the base loads it, and
+    where its ``dtype`` is ``auto``, an engine's counts.
+    """
 
     name: str = "trainer"
     model_path: str = ""
@@ -311,6 +314,13 @@ def base_path(config: RoostConfig) -> str:
     """Where the trainer loads its base from; empty where nothing says so."""
     paths = (engine.model_path for engine in config.node.engines if engine.base == config.training.base)
     return config.training.trainer.model_path or next(filter(None, paths), "")
+
+
+def trained_dtype(config: RoostConfig) -> str:
+    """What the trainer is told to keep its base in: as engines of the base here compute, where it is left to us."""
+    told = config.training.trainer.dtype
+    engines = (engine.dtype for engine in config.node.engines if engine.base == config.training.base)
+    return told if told != AUTO else next((dtype for dtype in engines if dtype != AUTO), AUTO)
 
 
 def _check_engines(engines: Sequence[EngineConfig]) -> None:

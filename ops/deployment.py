@@ -17,7 +17,7 @@ from sidecar.settings import NodeTuning, SidecarSettings, TrainerAddress
 from wire.curve import make_keys
 from wire.outcomes import InvalidRequest
 
-from .config import GatewayConfig, NodeConfig, RoostConfig, TrainingConfig, base_path
+from .config import GatewayConfig, NodeConfig, RoostConfig, TrainingConfig, base_path, trained_dtype
 from .layout import Layout, absolute, write_private
 
 REGISTRAR, SIDECAR, GATEWAY, TRAINING = "registrar", "sidecar", "gateway", "training"
@@ -177,7 +177,7 @@ def derive_training(config: RoostConfig, layout: Layout, fingerprints: Mapping[s
     # only clients of this host are anonymous: they can read the base's own files
     tokenizer = training.tokenizer or (path if anonymous else "")
     trainer = _fields(TrainerSettings, training.trainer)
-    trainer |= {"model_path": path, "fingerprint": fingerprints.get(training.base, "")}
+    trainer |= {"model_path": path, "dtype": trained_dtype(config), "fingerprint": fingerprints.get(training.base, "")}
     return TrainingSettings(
         base=training.base,
         trainer=TrainerSettings(**trainer),

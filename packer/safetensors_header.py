@@ -23,7 +23,7 @@ MAX_HEADER_BYTES = 64 << 20
 MAX_TENSORS = 1 << 18
 _MAX_DIMENSIONS = 8
 _MAX_DIMENSION = 1 << 48
-_PREFIX_BYTES = 8
+PREFIX_BYTES = 8
 # commas bound what a parser may have to build: a tensor needs about six
 _MAX_COMMAS = 16 * MAX_TENSORS
 
@@ -107,7 +107,7 @@ def parse_header(file: memoryview, what: str) -> Header:
 
 def check_header(header: bytes | memoryview, data_bytes: int, what: str) -> Header:
     """The header that ``header_of`` found, of a file with so many bytes of data. Raises as ``parse_header`` does."""
-    raw = memoryview(header)[_PREFIX_BYTES:]
+    raw = memoryview(header)[PREFIX_BYTES:]
     parsed = _parse_stock(raw)
     tensors, metadata = parsed if parsed is not None else _parse_any(bytes(raw), what)
     _check_tensors(tensors, what)
@@ -117,7 +117,7 @@ def check_header(header: bytes | memoryview, data_bytes: int, what: str) -> Head
 
 def decode_header(header: bytes, align: int) -> tuple[dict[str, TensorSpec], dict[str, str]] | None:
     """What ``encode_header`` made ``header`` of, tensors and metadata, unchecked; None if it made no such bytes."""
-    raw = header[_PREFIX_BYTES:]
+    raw = header[PREFIX_BYTES:]
     prefix = _METADATA_RE.match(raw)
     if prefix is None:
         return None
@@ -134,8 +134,8 @@ def decode_header(header: bytes, align: int) -> tuple[dict[str, TensorSpec], dic
 def encode_header(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str], align: int = 8) -> bytes:
     """Length prefix and header, padded so that the data starts at a multiple of ``align`` bytes."""
     raw = _encode(tensors, metadata)
-    padded = raw.ljust(-(-(_PREFIX_BYTES + len(raw)) // align) * align - _PREFIX_BYTES)
-    return len(padded).to_bytes(_PREFIX_BYTES, "little") + padded
+    padded = raw.ljust(-(-(PREFIX_BYTES + len(raw)) // align) * align - PREFIX_BYTES)
+    return len(padded).to_bytes(PREFIX_BYTES, "little") + padded
 
 
 def _encode(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None) -> bytes:
@@ -145,21 +145,21 @@ def _encode(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str] | Non
 
 def header_of(file: memoryview, what: str) -> memoryview:
     """Length prefix and header of ``file``, as long as they may be. Raises InvalidRequest."""
-    if file.nbytes < _PREFIX_BYTES:
+    if file.nbytes < PREFIX_BYTES:
         raise InvalidRequest(f"{what} is {file.nbytes} bytes long: too short for a safetensors file", field=what)
-    length = int.from_bytes(file[:_PREFIX_BYTES], "little")
-    if length > file.nbytes - _PREFIX_BYTES:
+    length = int.from_bytes(file[:PREFIX_BYTES], "little")
+    if length > file.nbytes - PREFIX_BYTES:
         raise InvalidRequest(
-            f"{what} declares a header of {length} bytes but holds {file.nbytes - _PREFIX_BYTES} after its prefix "
+            f"{what} declares a header of {length} bytes but holds {file.nbytes - PREFIX_BYTES} after its prefix "
             "(truncated, or not a safetensors file)",
             field=what,
         )
     if length > MAX_HEADER_BYTES:
         raise InvalidRequest(f"{what} declares a header of {length} bytes; at most {MAX_HEADER_BYTES}", field=what)
-    header = file[: _PREFIX_BYTES + length]
-    if bytes(header[_PREFIX_BYTES : _PREFIX_BYTES + 1]) != b"{":
+    header = file[: PREFIX_BYTES + length]
+    if bytes(header[PREFIX_BYTES : PREFIX_BYTES + 1]) != b"{":
         raise InvalidRequest(f"{what} has a header that is not a JSON object", field=what)
-    text = np.frombuffer(header, np.uint8)[_PREFIX_BYTES:]
+    text = np.frombuffer(header, np.uint8)[PREFIX_BYTES:]
     if np.count_nonzero(text == ord("{")) > MAX_TENSORS + 2 or np.count_nonzero(text == ord(",")) > _MAX_COMMAS:
         raise InvalidRequest(f"{what} has more than {MAX_TENSORS} tensors", field=what)
     return header

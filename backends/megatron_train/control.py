@@ -79,7 +79,7 @@ class MegatronTrainer:
         self.detail = ""
         self._base = read_base(Path(settings.model_path))
         check_topology(settings, self._base)
-        dtype_of(settings, self._base)
+        dtype_of(settings)
         context_of(settings, self._base)
         self._ranks = ranks or RankProcesses(settings, state_dir=state_dir, log_dir=log_dir)
         self._snapshots = Snapshots(state_dir / "snapshots")

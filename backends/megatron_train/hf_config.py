@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from backends.dtypes import computed_in
 from backends.trainer import TrainerSettings
 from packer.folder import confined, read_bounded
 from packer.modules import ORDER, Place
@@ -36,7 +37,6 @@ class BaseConfig(msgspec.Struct, frozen=True, eq=False):
     norm_eps: float
     rope_base: float
     tied: bool
-    dtype: str
     qk_norm: bool
     dense_inner: int
     moe_layers: tuple[bool, ...]
@@ -87,7 +87,6 @@ def read_base(folder: Path) -> BaseConfig:
         norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
         rope_base=_rope_base(fields),
         tied=bool(fields.get("tie_word_embeddings", False)),
-        dtype=str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
         qk_norm=shape.architecture.startswith("Qwen3"),
         dense_inner=dense.outputs if dense else expert.outputs if expert else 0,
         moe_layers=moe,
@@ -98,11 +97,17 @@ def read_base(folder: Path) -> BaseConfig:
     )
 
 
-def dtype_of(settings: TrainerSettings, base: BaseConfig) -> str:
-    """The base's dtype as it is kept. Raises Unfit for one that it can't be kept in."""
-    dtype = base.dtype if settings.dtype == "auto" else settings.dtype
+def dtype_of(settings: TrainerSettings) -> str:
+    """What the base is kept in: what an engine with the same setting computes in. Raises InvalidRequest as
+    ``computed_in`` does, and Unfit for what a base can't be kept in here.
+    """
+    dtype = computed_in(settings.dtype, Path(settings.model_path))
     if dtype not in DTYPES:
-        raise Unfit(f"trainer {settings.name}: dtype {dtype} is not {' or '.join(DTYPES)}", field="dtype")
+        raise Unfit(
+            f"trainer {settings.name}: dtype {settings.dtype} makes the base {dtype}, and it is trained in "
+            f"{' or '.join(DTYPES)} only: set the trainer's dtype",
+            field="dtype",
+        )
     return dtype
 
 

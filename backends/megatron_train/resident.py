@@ -47,7 +47,7 @@ class Resident:
         self._settings = settings
         self._device = start_device(settings)
         self._base = read_base(Path(settings.model_path))
-        self._dtype = dtype_of(settings, self._base)
+        self._dtype = dtype_of(settings)
         self._topology, self._groups = start_parallel(settings, self._base, self._device)
         model = build_model(self._base, self._topology, self._device, self._dtype, recompute=settings.recompute)
         self._base_bytes = load_weights(model, self._base, self._topology, Path(settings.model_path))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from backends.dtypes import computed_in
 from backends.interface import EngineSettings
 from backends.process import Command
 from backends.terms import ACTIVATION
@@ -57,11 +58,12 @@ def command_for(settings: EngineSettings) -> Command:
     """The server's command line and what its environment adds. Raises InvalidRequest for settings it can't honour."""
     _check(settings)
     device = device_of(settings)
+    dtype = dtype_of(settings)
     argv = [
         interpreter(), "-m", "backends.sglang.launch",
         "--model-path", str(Path(settings.model_path).resolve()),
         "--served-model-name", settings.base,
-        "--dtype", dtype_of(settings),
+        "--dtype", dtype,
         "--enable-lora",
         "--max-loras-per-batch", str(settings.slots + _BASE_SLOTS),
         "--max-loaded-loras", str(_ROOM * (settings.slots + _BASE_SLOTS)),
@@ -73,7 +75,7 @@ def command_for(settings: EngineSettings) -> Command:
         argv += ["--context-length", str(settings.max_model_len)]
     kv_cache_bytes = settings.kv_cache_bytes or (CPU_KV_CACHE_BYTES if device == "cpu" else 0)
     if kv_cache_bytes:
-        argv += ["--max-total-tokens", str(tokens_in(kv_cache_bytes, settings))]
+        argv += ["--max-total-tokens", str(tokens_in(kv_cache_bytes, settings, dtype))]
     if settings.max_num_seqs or device == "cpu":
         argv += ["--max-running-requests", str(settings.max_num_seqs or CPU_RUNNING)]
     if device == "cpu":
@@ -89,28 +91,20 @@ def command_for(settings: EngineSettings) -> Command:
 
 
 def dtype_of(settings: EngineSettings) -> str:
-    """What the engine computes in. By itself SGLang takes ``auto`` of a base in float32 for float16, in which numbers
-    overflow that bfloat16 holds; vLLM takes it for bfloat16, and the engines of one base must compute alike.
+    """What the engine computes in: SGLang is never left to take ``auto`` in its own way. It looks at no weights, and
+    takes a base in float32 for float16, in which numbers overflow that bfloat16 holds. Raises InvalidRequest.
     """
-    if settings.dtype != "auto":
-        return settings.dtype
     try:
-        config = msgspec.json.decode((Path(settings.model_path) / "config.json").read_bytes(), type=_Stored)
-    except (OSError, msgspec.MsgspecError):
-        return settings.dtype
-    return "bfloat16" if (config.dtype or config.torch_dtype) in (None, "", "float32") else settings.dtype
+        return computed_in(settings.dtype, Path(settings.model_path))
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            f"dtype {settings.dtype!r} of engine {settings.name}: {error.message}", field="dtype"
+        ) from error
 
 
-class _Stored(msgspec.Struct):
-    """What a config.json says of how the weights are stored."""
-
-    dtype: str | None = None
-    torch_dtype: str | None = None
-
-
-def tokens_in(kv_cache_bytes: int, settings: EngineSettings) -> int:
-    """How many tokens' keys and values fit, which is what SGLang is told. Raises InvalidRequest where that can't be
-    known from the base's config.json.
+def tokens_in(kv_cache_bytes: int, settings: EngineSettings, dtype: str) -> int:
+    """How many tokens' keys and values fit in ``dtype``, which is what SGLang is told. Raises InvalidRequest where that
+    can't be known from the base's config.json.
     """
     path = Path(settings.model_path) / "config.json"
     try:
@@ -121,7 +115,7 @@ def tokens_in(kv_cache_bytes: int, settings: EngineSettings) -> int:
             "set it to 0 and give --max-total-tokens in extra_args",
             field="kv_cache_bytes",
         ) from error
-    return max(1, kv_cache_bytes // config.bytes_per_token(dtype_of(settings)))
+    return max(1, kv_cache_bytes // config.bytes_per_token(dtype))
 
 
 class _Attention(msgspec.Struct):
@@ -132,18 +126,15 @@ class _Attention(msgspec.Struct):
     hidden_size: int
     num_key_value_heads: int = 0
     head_dim: int | None = None
-    dtype: str = ""
-    torch_dtype: str = ""
 
     def bytes_per_token(self, dtype: str) -> int:
         head = self.head_dim or self.hidden_size // self.num_attention_heads
-        stored = dtype if dtype != "auto" else self.dtype or self.torch_dtype
         return (
             2
             * self.num_hidden_layers
             * (self.num_key_value_heads or self.num_attention_heads)
             * head
-            * (4 if stored == "float32" else 2)
+            * (4 if dtype == "float32" else 2)
         )
 
 

@@ -228,6 +228,25 @@ def test_a_training_journal_is_where_the_registrars_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("trainer", "engines", "expected"),
+    [
+        ("auto", (), "auto"),
+        ("auto", (("tiny", "auto"),), "auto"),
+        ("auto", (("other", "float16"), ("tiny", "auto"), ("tiny", "float32")), "float32"),
+        ("bfloat16", (("tiny", "float32"),), "bfloat16"),
+    ],
+)
+def test_a_base_is_trained_in_what_its_engines_are_told(
+    trainer: str, engines: tuple[tuple[str, str], ...], expected: str, tmp_path: Path
+) -> None:
+    told = [{"base": base, "dtype": dtype, "model_path": f"/models/{base}"} for base, dtype in engines]
+    training = {"base": "tiny", "trainer": {"dtype": trainer, "model_path": "/models/tiny"}}
+    settings = derive_training(check({"node": {"engines": told}, "training": training}), Layout.of(str(tmp_path)), {})
+    assert settings is not None
+    assert settings.trainer.dtype == expected
+
+
+@pytest.mark.parametrize(
     ("training", "field"),
     [
         ({"base": "tiny"}, "training.trainer.model_path"),

@@ -53,7 +53,7 @@ def make_base(folder: Path, kind: str, seed: int = 0) -> Path:
 def settings_for(base: Path, **changes: Any) -> TrainerSettings:
     options: dict[str, Any] = {
         "name": "tiny", "model_path": str(base), "device": DEVICE, "micro_batch_tokens": 96, "threads": 1,
-        "max_rank": 16,
+        "max_rank": 16, "dtype": "float32",
     }  # fmt: skip
     return TrainerSettings(**(options | changes))
 

@@ -135,7 +135,8 @@ def test_settings_that_the_base_cannot_have_are_refused(bases: dict[str, Path], 
         ("qwen3-moe", {"expert": 2}, InvalidRequest, "expert"),
         ("qwen3-moe", {"tensor": 2}, InvalidRequest, "sequence_parallel"),
         ("qwen3", {"max_context": 1000}, Unfit, "max_context"),
-        ("qwen3", {"dtype": "float8"}, Unfit, "dtype"),
+        ("qwen3", {"dtype": "float8"}, InvalidRequest, "dtype"),
+        ("qwen3", {"dtype": "half"}, Unfit, "dtype"),
     ):
         with pytest.raises(error) as refused:
             make(kind, **changes)  # type: ignore[arg-type]

@@ -54,13 +54,24 @@ def test_a_token_takes_what_the_bases_own_dtype_does(base: Path) -> None:
 
 
 def test_a_base_in_float32_is_computed_in_what_vllm_takes_for_it(base: Path) -> None:
-    assert "--dtype auto" in line_of(base, dtype="auto")
+    assert "--dtype bfloat16" in line_of(base, dtype="auto")
     for stored in ('"dtype": "float32"', '"torch_dtype": "float32"', '"x": 1'):
         (base / "config.json").write_text(CONFIG.replace('"dtype": "bfloat16"', stored))
         line = line_of(base, dtype="auto")
         assert "--dtype bfloat16" in line
         assert "--max-total-tokens 262144" in line
     assert "--dtype float32" in line_of(base)
+
+
+def test_a_token_in_float_takes_what_one_in_float32_does(base: Path) -> None:
+    assert "--max-total-tokens 131072" in line_of(base, dtype="float")
+
+
+def test_a_base_of_no_known_dtype_is_refused_by_the_field_that_says_it(base: Path) -> None:
+    (base / "config.json").write_text(CONFIG.replace("bfloat16", "int3"))
+    with pytest.raises(InvalidRequest, match=r"dtype 'auto' of engine .*: config\.json: dtype is 'int3'") as caught:
+        command_for(settings(base, dtype="auto"))
+    assert caught.value.field == "dtype"
 
 
 def test_cuda_is_not_told_what_only_the_cpu_needs(base: Path) -> None:
