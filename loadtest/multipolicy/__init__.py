@@ -158,7 +158,9 @@ class _Ways:
         client = TrainingClient(self._mesh.url)
         try:
             self._say("Warming up")
+            # both ways: an engine compiles kernels for batches of a size that it has not had
             await self._turn(client, policies=1, steps=1, at_once=False)
+            await self._turn(client, self._plan.policies, steps=1, at_once=True)
             for number in range(self._plan.rounds):
                 for at_once, ways in ((False, found.sequential), (True, found.concurrent)):
                     self._say(f"Round {number + 1}: {'at once' if at_once else 'one after another'}")
