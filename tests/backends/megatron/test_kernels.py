@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,6 +15,8 @@ import torch.nn.functional as F  # noqa: N812
 pytest.importorskip("triton")
 
 from backends.megatron_train import plain_kernels
+from tests.backends.megatron.bases import resident, sft_batch
+from wire.trainer import CreatePolicy, ForwardBackward, PolicySpec
 
 CLOSE = {torch.float32: (1e-5, 1e-6), torch.bfloat16: (2e-2, 3e-2)}
 DTYPES = pytest.mark.parametrize("dtype", CLOSE)
@@ -90,3 +93,30 @@ def test_large_and_lost_logits(kernels: ModuleType) -> None:
     # the trainer refuses what is not finite: it must not look finite
     assert nll[2].isnan()
     assert logits[2].isnan().any()
+
+
+def test_a_whole_pass_is_that_of_the_plain_operations(
+    kernels: ModuleType, bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backends.megatron_train import engine, gated, head, rotary
+
+    # the interpreter reduces a number at a time
+    monkeypatch.setattr(kernels, "_LOGITS", 128)
+    seen: list[torch.Tensor] = []
+    check = engine.Engine._refuse_if_not_finite
+    monkeypatch.setattr(
+        engine.Engine,
+        "_refuse_if_not_finite",
+        lambda self, tensors: (seen.append(torch.cat([each.flatten() for each in tensors])), check(self, tensors))[1],
+    )
+    with resident(bases["qwen3"], tmp_path / "scratch") as rank:
+        rank.answer(CreatePolicy(spec=PolicySpec(policy="one", rank=8)))
+        rank.answer(ForwardBackward(policy="one", batch=sft_batch(count=2)))
+        for module in (gated, rotary):
+            monkeypatch.setattr(module, "kernels_of", lambda _: kernels)
+        monkeypatch.setattr(head, "_scored", head._scored_on_cuda)
+        rank.answer(ForwardBackward(policy="one", batch=sft_batch(count=2)))
+    plain, ours = seen
+    assert plain.norm() > 0
+    assert not torch.equal(plain, ours)
+    assert (ours - plain).norm() < 1e-5 * plain.norm()
