@@ -1,7 +1,8 @@
 """What a base is computed in where nobody says: one rule, for engines and trainers of every backend alike.
 
-It is vLLM's own: what config.json says, else what its parts say, else what the weights are stored in, else float32;
-and float32, or what can't be computed in, becomes bfloat16.
+It is vLLM's own for the bases that the packer knows, on devices that have bfloat16: what config.json says, else what
+its parts say, else what the weights are stored in, else float32; and float32, or what can't be computed in, becomes
+bfloat16.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ _CONFIG = "config.json"
 _PARTS = ("text_config", "vision_config", "encoder_config")
 # the newer name goes first where both are said
 _FIELDS = ("dtype", "torch_dtype")
-_NAMES = {
+# what a dtype may be called, and what it is
+NAMES = {
     "half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32",
 }  # fmt: skip
 _DEFAULT = "bfloat16"
-# what a config may say besides, of weights that are stored so and computed with otherwise
+# what a config may say besides: weights are stored so, and can't be computed with
 _STORED_ONLY = ("float64", "double", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 # what float16 does not hold without loss
 _WIDER = frozenset({"BF16", "F32", "F64", "C64"})
@@ -41,9 +43,9 @@ def computed_in(dtype: str, base: Path) -> str:
     """
     if dtype == AUTO:
         return _auto(base)
-    if dtype not in _NAMES:
-        raise InvalidRequest(f"dtype {dtype!r} is not {AUTO} or one of {', '.join(_NAMES)}", field="dtype")
-    return _NAMES[dtype]
+    if dtype not in NAMES:
+        raise InvalidRequest(f"dtype {dtype!r} is not {AUTO} or one of {', '.join(NAMES)}", field="dtype")
+    return NAMES[dtype]
 
 
 def _auto(base: Path) -> str:
@@ -63,9 +65,9 @@ def _said(config: dict[str, Any]) -> str | None:
     for path, value in _mentions(config):
         if value in _STORED_ONLY:
             return _DEFAULT
-        if not isinstance(value, str) or value not in _NAMES:
+        if not isinstance(value, str) or value not in NAMES:
             raise InvalidRequest(f"{_CONFIG}: {path} is {brief(value)}, which is no known dtype", field=path)
-        return _NAMES[value]
+        return NAMES[value]
     return None
 
 
@@ -101,7 +103,9 @@ def _stored(base: Path) -> frozenset[str]:
                 field=path.name,
             )
         try:
-            found |= {tensor.dtype for tensor in _HEADER.decode(header[PREFIX_BYTES:]).values()}
+            tensors = _HEADER.decode(header[PREFIX_BYTES:])
+            tensors.pop("__metadata__", None)
+            found |= {tensor.dtype for tensor in tensors.values()}
         except (msgspec.MsgspecError, ValueError) as error:
             raise InvalidRequest(f"{path.name} has a malformed header: {error}", field=path.name) from None
     return frozenset(found)

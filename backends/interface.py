@@ -12,11 +12,12 @@ from typing import Protocol
 
 import msgspec
 
+from backends.dtypes import AUTO, NAMES
 from wire.node import Health as Health
 from wire.outcomes import EngineFailed, Unfit
 
-# what engines can be told to compute in; auto is as ``dtypes`` says
-DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+# what engines can be told to compute in
+DTYPES = (AUTO, *NAMES)
 DEVICES = ("auto", "cpu", "cuda")
 
 

@@ -65,4 +65,17 @@ def make_trainer(settings: TrainerSettings, *, state_dir: Path, log_dir: Path) -
         from .megatron_train.control import MegatronTrainer
 
         return MegatronTrainer(settings, state_dir=state_dir, log_dir=log_dir)
-    raise InvalidRequest(f"trainer {settings.name}: there is no backend {settings.backend!r}", field="backend")
+    raise _unknown_trainer(settings)
+
+
+def check_trainer(settings: TrainerSettings) -> None:
+    """Whether the base could be trained with these settings. Raises InvalidRequest or Unfit that name the field."""
+    if settings.backend != "megatron":
+        raise _unknown_trainer(settings)
+    from .megatron_train import control
+
+    control.check_settings(settings)
+
+
+def _unknown_trainer(settings: TrainerSettings) -> InvalidRequest:
+    return InvalidRequest(f"trainer {settings.name}: there is no backend {settings.backend!r}", field="backend")

@@ -15,7 +15,7 @@ from typing import Any, get_origin
 
 import msgspec
 
-from backends.dtypes import AUTO
+from backends.dtypes import AUTO, NAMES
 from backends.interface import DEVICES, DTYPES, EngineSettings
 from backends.registry import BACKENDS
 from backends.trainer import TrainerSettings
@@ -306,6 +306,9 @@ def _check_training(config: RoostConfig) -> None:
         check_part(training.name, "training.name")
     if training.revision_dtype not in ("BF16", "F32"):
         raise _invalid("training.revision_dtype", f"expected BF16 or F32, got {training.revision_dtype!r}")
+    if (dtype := training.trainer.dtype) not in DTYPES:
+        raise _invalid("training.trainer.dtype", f"expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {dtype!r}")
+    trained_dtype(config)
     if not base_path(config):
         raise _invalid("training.trainer.model_path", f"is missing: no engine loads {training.base} from a folder")
 
@@ -319,8 +322,13 @@ def base_path(config: RoostConfig) -> str:
 def trained_dtype(config: RoostConfig) -> str:
     """What the trainer is told to keep its base in: as engines of the base here compute, where it is left to us."""
     told = config.training.trainer.dtype
-    engines = (engine.dtype for engine in config.node.engines if engine.base == config.training.base)
-    return told if told != AUTO else next((dtype for dtype in engines if dtype != AUTO), AUTO)
+    if told != AUTO:
+        return told
+    engines = (engine for engine in config.node.engines if engine.base == config.training.base and not engine.attach)
+    found = {NAMES.get(engine.dtype, engine.dtype) for engine in engines}
+    if len(found) > 1:
+        raise _invalid("training.trainer.dtype", f"must be set: engines of its base have {' and '.join(sorted(found))}")
+    return next(iter(found), AUTO)
 
 
 def _check_engines(engines: Sequence[EngineConfig]) -> None:

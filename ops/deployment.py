@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from backends.interface import EngineSettings
+from backends.registry import check_trainer
 from backends.trainer import TrainerSettings
 from catalog.settings import CurveSettings, RegistrarSettings, RegistrarTuning
 from gateway.settings import GatewaySettings, GatewayTuning, NodeAddress
 from gateway.training.settings import TrainingSettings, TrainingTuning, TransferAddress
 from sidecar.settings import NodeTuning, SidecarSettings, TrainerAddress
 from wire.curve import make_keys
-from wire.outcomes import InvalidRequest
+from wire.outcomes import InvalidRequest, RoostError
 
 from .config import GatewayConfig, NodeConfig, RoostConfig, TrainingConfig, base_path, trained_dtype
 from .layout import Layout, absolute, write_private
@@ -255,3 +257,15 @@ def _free_name(wanted: str, taken: set[str], *, numbered: bool) -> str:
     while f"{wanted}-{number}" in taken:
         number += 1
     return f"{wanted}-{number}"
+
+
+def check_trained(config: RoostConfig, layout: Layout) -> None:
+    """Whether the base can be trained as it is configured, where its folder is on this host. Raises RoostError."""
+    training = derive_training(config, layout, {})
+    if training is None or not Path(training.trainer.model_path).is_dir():
+        return
+    try:
+        check_trainer(training.trainer)
+    except RoostError as error:
+        path = ".".join(filter(None, ("training.trainer", error.field)))
+        raise type(error)(f"{path}: {error.message}", field=path) from error

@@ -43,9 +43,13 @@ def confined(folder: Path, name: str) -> Path:
 def read_bounded(path: Path, most: int) -> bytes:
     """A small file's bytes. Raises InvalidRequest past ``most`` bytes, ArtifactUnavailable if it can't be read."""
     try:
-        with path.open("rb") as file:
+        # without O_NONBLOCK a pipe that nobody writes to is waited for
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ArtifactUnavailable(f"cannot read {path}: not a file")
             # a buffer of what is there, not of what might be
-            raw = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
+            raw = file.read(min(most, status.st_size) + 1)
     except OSError as error:
         raise ArtifactUnavailable(f"cannot read {path}: {error.strerror}") from error
     if len(raw) > most:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from backends.gpu_share import check_share
 from backends.trainer import TrainerLost, TrainerSettings
 from wire.events import ArtifactFacts
 from wire.node import Health
@@ -47,7 +49,7 @@ from wire.trainer import (
 )
 
 from .exporting import export_revision
-from .hf_config import context_of, dtype_of, read_base
+from .hf_config import BaseConfig, context_of, dtype_of, read_base
 from .launcher import RankProcesses, Ranks, RanksDied
 from .layout import check_spec, pairs_of
 from .manifest import StateManifest, read_manifest, verify_files
@@ -66,6 +68,17 @@ _TRIES = 2
 _STARTS = 3
 
 
+def check_settings(settings: TrainerSettings) -> BaseConfig:
+    """The base that is going to be trained. Raises InvalidRequest or Unfit where it can't be with these settings."""
+    base = read_base(Path(settings.model_path))
+    check_topology(settings, base)
+    dtype_of(settings)
+    context_of(settings, base)
+    if settings.device == "cuda":
+        check_share({**os.environ, **settings.env}, f"trainer {settings.name}")
+    return base
+
+
 class MegatronTrainer:
     """A ``TrainerBackend``. ``state_dir`` holds its snapshots and scratch files and is its own alone.
 
@@ -77,10 +90,7 @@ class MegatronTrainer:
     ) -> None:
         self.settings = settings
         self.detail = ""
-        self._base = read_base(Path(settings.model_path))
-        check_topology(settings, self._base)
-        dtype_of(settings)
-        context_of(settings, self._base)
+        self._base = check_settings(settings)
         self._ranks = ranks or RankProcesses(settings, state_dir=state_dir, log_dir=log_dir)
         self._snapshots = Snapshots(state_dir / "snapshots")
         self._records: dict[str, Record] = {}

@@ -38,6 +38,8 @@ def turn(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> tor
         heads = heads.contiguous()
     positions, batch, count, width = heads.shape
     half = width // 2
+    if cosines.shape != (positions, 1, 1, half) or sines.shape != cosines.shape:
+        raise ValueError(f"heads {tuple(heads.shape)} can't be turned by {tuple(cosines.shape)}")
     turned = torch.empty_like(heads, memory_format=torch.contiguous_format)
     _turn[positions * batch, triton.cdiv(count, _HEADS)](
         heads, cosines.contiguous(), sines.contiguous(), turned, batch, count, half, *heads.stride()[:3],
@@ -47,7 +49,7 @@ def turn(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> tor
 
 
 def score(logits: torch.Tensor, targets: torch.Tensor, *, gradient: bool) -> torch.Tensor:
-    """``logits`` (n, vocabulary) -> -log p of ``targets`` (n,) in fp32.
+    """``logits`` (n, vocabulary), contiguous -> -log p of ``targets`` (n,) in fp32, each of which is in the vocabulary.
 
     With ``gradient``, the gradient of their sum is left in ``logits``' place.
     """
@@ -93,7 +95,7 @@ def _turn(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     position, sequence = row // batch, row % batch
-    head = tl.program_id(1) * heads_at_once + tl.arange(0, heads_at_once)[:, None]
+    head = (tl.program_id(1) * heads_at_once + tl.arange(0, heads_at_once)).to(tl.int64)[:, None]
     column = tl.arange(0, columns)[None, :]
     in_half = column < half
     there = (head < count) & in_half
@@ -108,6 +110,7 @@ def _turn(  # type: ignore[no-untyped-def]
     tl.store(destination + half, (second * cos + first * sin).to(kind), mask=there)
 
 
+# what tl.max and tl.sum are made of: the interpreter can run those only that were defined while it was on
 @triton.jit
 def _larger(one, other):  # type: ignore[no-untyped-def]
     return tl.maximum(one, other)

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from megatron.core.parallel_state import get_tensor_model_parallel_world_size
 from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 
-# what the logits of one pass over the head may take, in fp32
+# a bound for the logits of one pass over the head, which may be in fp32
 HEAD_BYTES = 256 << 20
 
 
@@ -35,7 +35,7 @@ class _Score(torch.autograd.Function):
             for some, expected in zip(torch.split(rows, step), torch.split(targets, step), strict=True)
         ]
         if wanted:
-            ctx.save_for_backward(torch.cat([gradient for _, gradient in parts]))
+            ctx.save_for_backward(torch.cat([gradient for _, gradient in parts if gradient is not None]))
         return torch.cat([nll for nll, _ in parts])
 
     @staticmethod
@@ -46,21 +46,22 @@ class _Score(torch.autograd.Function):
 
 def _scored(
     rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, wanted: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """-log p of the targets and, where it is wanted, the gradient of their sum for ``rows``."""
     with torch.set_grad_enabled(wanted):
         leaf = rows.detach().requires_grad_(wanted)
         nll = vocab_parallel_cross_entropy(F.linear(leaf, weight).unsqueeze(1), targets.unsqueeze(1)).squeeze(1)
-        (gradient,) = torch.autograd.grad(nll.sum(), leaf) if wanted else (rows,)
+        (gradient,) = torch.autograd.grad(nll.sum(), leaf) if wanted else (None,)
     return nll.detach(), gradient
 
 
 def _scored_on_cuda(
     rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, wanted: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The same, of a head that is whole on its rank."""
     from . import cuda_kernels
 
     logits = F.linear(rows, weight)
     nll = cuda_kernels.score(logits, targets, gradient=wanted)
-    return nll, logits @ weight if wanted else rows
+    # by now the logits' gradient
+    return nll, logits @ weight if wanted else None

@@ -19,7 +19,7 @@ ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 # what our LoRA layer adapts; a base has some of them
 TRAINABLE = ("q", "k", "v", "o", "gate", "up", "down", "experts.gate", "experts.up", "experts.down")
 # what a base is kept in
-DTYPES = ("float32", "bfloat16")
+KEPT_IN = ("float32", "bfloat16")
 _ROPE_KINDS = (None, "default")
 
 
@@ -101,11 +101,14 @@ def dtype_of(settings: TrainerSettings) -> str:
     """What the base is kept in: what an engine with the same setting computes in. Raises InvalidRequest as
     ``computed_in`` does, and Unfit for what a base can't be kept in here.
     """
-    dtype = computed_in(settings.dtype, Path(settings.model_path))
-    if dtype not in DTYPES:
+    try:
+        dtype = computed_in(settings.dtype, Path(settings.model_path))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"trainer {settings.name}: {error.message}", field=error.field) from error
+    if dtype not in KEPT_IN:
         raise Unfit(
             f"trainer {settings.name}: dtype {settings.dtype} makes the base {dtype}, and it is trained in "
-            f"{' or '.join(DTYPES)} only: set the trainer's dtype",
+            f"{' or '.join(KEPT_IN)} only: set the trainer's dtype",
             field="dtype",
         )
     return dtype

@@ -1,4 +1,7 @@
-"""Which code makes a layer's passes over memory: plain operations, or on CUDA one kernel each."""
+"""Which code makes a layer's passes over memory: plain operations, or on CUDA one kernel each.
+
+Norms are chosen with the model (``cuda_norm.py``). The head has a kernel where its vocabulary is whole (``head.py``).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ class Kernels(Protocol):
         """The gradient of ``gate`` for ``both``."""
 
     def turn(self, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        """``heads`` (s, b, heads, d), the halves of d as pairs, turned by (s, 1, 1, d / 2); contiguous."""
+        """``heads`` (s, b, heads, d), the halves of d as pairs, turned by the angles whose cosines and sines are
+        (s, 1, 1, d / 2); the result is contiguous.
+        """
 
 
 def kernels_of(tensor: torch.Tensor) -> Kernels:

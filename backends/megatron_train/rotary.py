@@ -1,4 +1,4 @@
-"""Rotary position embeddings (arXiv 2104.09864) in four passes over the heads, where Megatron's own take a dozen."""
+"""Rotary position embeddings (arXiv 2104.09864), in fewer passes over the heads than Megatron's own."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from backends.dtypes import computed_in
+from backends.gpu_share import check_share
 from backends.interface import EngineSettings
 from backends.process import Command
 from backends.terms import ACTIVATION
@@ -58,6 +59,8 @@ def command_for(settings: EngineSettings) -> Command:
     """The server's command line and what its environment adds. Raises InvalidRequest for settings it can't honour."""
     _check(settings)
     device = device_of(settings)
+    if device == "cuda":
+        check_share({**os.environ, **settings.env}, f"engine {settings.name}")
     dtype = dtype_of(settings)
     argv = [
         interpreter(), "-m", "backends.sglang.launch",

@@ -6,6 +6,7 @@ import os
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from backends.gpu_share import check_share
 from backends.interface import EngineSettings
 from backends.process import Command, python
 from wire.outcomes import InvalidRequest
@@ -67,6 +68,8 @@ def command_for(settings: EngineSettings) -> Command:
     if TOKEN_VARIABLE in settings.env:
         raise InvalidRequest(f"engine {settings.name} has a token of its own: take {TOKEN_VARIABLE} out", field="env")
     device = device_of(settings)
+    if device == "cuda":
+        check_share({**os.environ, **settings.env}, f"engine {settings.name}")
     argv = [
         python(), "-m", "vllm.entrypoints.openai.api_server",
         "--model", str(Path(settings.model_path).resolve()),

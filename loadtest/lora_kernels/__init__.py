@@ -24,7 +24,8 @@ from .configurations import candidates
 from .shapes import Work, adapters_in, launched_for, read_work
 from .tuned_files import Entry, write_files
 
-TOKENS = (16, 64, 128, 192, 4096)
+# vLLM takes the nearest: what is chosen for one size serves all up to the middle of the way to the next
+TOKENS = (16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 FOLDER_VARIABLE = "VLLM_TUNED_CONFIG_FOLDER"
 _MOST_WORKERS = 16
 _STAND_IN = {

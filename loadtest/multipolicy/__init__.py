@@ -24,7 +24,7 @@ from loadtest.report import environment, write_report
 from loadtest.training.bases import RANK, TrainedBase, make_base
 from loadtest.training.client import TrainingClient
 from loadtest.training.memory import PeakMemory
-from loadtest.training.mesh import TrainingMesh, trainer_options
+from loadtest.training.mesh import TrainingMesh, engine_options, trainer_options
 
 from .grpo import Shape, Step, train
 from .residents import Residents, Size
@@ -125,6 +125,7 @@ class Bench:
         if base.device == "cuda":
             self._told["gpu_shared_by"] = "MPS" if os.environ.get("CUDA_MPS_PIPE_DIRECTORY") else "time slices"
             self._told["lora_kernels"] = "tuned" if os.environ.get("VLLM_TUNED_CONFIG_FOLDER") else "as vLLM has them"
+            self._told["engine_arguments"] = engine_options(base)["extra_args"]
 
     def both_ways(self, mesh: TrainingMesh) -> dict[str, Any]:
         """Over a mesh that runs."""

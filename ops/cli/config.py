@@ -14,7 +14,8 @@ from backends.registry import check_settings
 from wire.outcomes import InvalidRequest
 
 from ..config import load, show
-from ..deployment import engine_settings, needs_curve
+from ..deployment import check_trained, engine_settings, needs_curve
+from ..layout import Layout
 from .output import tell, tell_json
 from .session import AsJson, default_file
 
@@ -40,6 +41,7 @@ def check(config: ConfigFile = None) -> None:
         except InvalidRequest as error:
             path = f"node.engines[{index}].{error.field}"
             raise InvalidRequest(f"{path}: {error.message}", field=path) from None
+    check_trained(found, Layout.of(found.state_dir))
     tell(
         ("ok", "green"), f"  {file or 'defaults and environment'}: {len(engines)} engine(s), state in {found.state_dir}"
     )

@@ -3,21 +3,68 @@
 from __future__ import annotations
 
 import enum
+import errno
 import importlib
+import os
+import signal
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from wire.outcomes import InvalidRequest
+
 from .output import ERR, tell_table
 
 app = typer.Typer(help="Benchmarks of this installation, on this machine.", no_args_is_help=True)
 
-Json = Annotated[Path, typer.Option("--json", metavar="FILE", help="Where the report goes.")]
+
+@app.callback()
+def _end_what_runs() -> None:
+    """Benchmarks of this installation, on this machine."""
+    # what a benchmark has started ends with it, whoever ends it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def _writable(given: Path | None) -> Path | None:
+    """A file that can be written, which is looked at before anything is measured. Raises InvalidRequest."""
+    if given is None:
+        return None
+    try:
+        given.parent.mkdir(parents=True, exist_ok=True)
+        if given.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        # who may write is known only by writing
+        with tempfile.TemporaryFile(dir=given.parent):
+            pass
+    except OSError as error:
+        raise InvalidRequest(f"can't write {given}: {error.strerror}", field=str(given)) from error
+    return given
+
+
+def _picture(given: Path | None) -> Path | None:
+    if given is not None and given.suffix not in (".svg", ".png", ".pdf"):
+        raise InvalidRequest(f"--plot {given} is not a .svg, .png or .pdf", field="plot")
+    return _writable(given)
+
+
+def _there(device: Device) -> Device:
+    if device is Device.CUDA and not Path("/dev/nvidia0").exists():
+        raise InvalidRequest("there is no CUDA device here", field="device")
+    return device
+
+
+Json = Annotated[Path, typer.Option("--json", metavar="FILE", help="Where the report goes.", callback=_writable)]
 Seed = Annotated[int, typer.Option(help="Of everything that is random.")]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="A picture too: .svg, .png or .pdf.")]
-Page = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="A page with plots too: .html.")]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="A picture too: .svg, .png or .pdf.", callback=_picture)
+]
+Page = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="A page with plots too: .html.", callback=_writable)
+]
 Constants = Annotated[
     Path | None, typer.Option(metavar="FILE", help="What `calibrate` wrote.  [default: of a dense base, ours]")
 ]
@@ -56,7 +103,7 @@ class InstallPart(enum.StrEnum):
     RANKS = "ranks"
 
 
-DeviceOption = Annotated[Device, typer.Option(help="auto: a GPU where there is one.")]
+DeviceOption = Annotated[Device, typer.Option(help="auto: a GPU where there is one.", callback=_there)]
 ScaleOption = Annotated[Scale, typer.Option(help="small: within five minutes. full: every size, more rounds.")]
 
 
@@ -119,13 +166,17 @@ def lease(report: Json, scale: ScaleOption = Scale.SMALL, seed: Seed = 1) -> Non
 
 @app.command("lora-kernels")
 def lora_kernels(
-    report: Annotated[Path, typer.Option("--json", "--out", metavar="FILE", help="Where the report goes.")],
+    report: Annotated[
+        Path, typer.Option("--json", "--out", metavar="FILE", help="Where the report goes.", callback=_writable)
+    ],
     model: Annotated[Path, typer.Option(metavar="PATH", help="The base's config.json, or the folder that has it.")],
     rank: Annotated[int, typer.Option(min=1, help="The engine's max_rank.")] = 32,
     slots: Annotated[int, typer.Option(min=1, help="The engine's slots.")] = 8,
     tokens: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="In a batch; again for each. vLLM takes the nearest.  [default: 16 64 128 192 4096]"),
+        typer.Option(
+            min=1, help="In a batch; again for each. vLLM takes the nearest.  [default: 12 sizes from 16 to 8192]"
+        ),
     ] = None,
     specialised: Annotated[
         bool, typer.Option("--specialised", help="Choose for an engine with --specialize-active-lora.")

@@ -25,6 +25,7 @@ from ..deployment import (
     REGISTRAR,
     SIDECAR,
     TRAINING,
+    check_trained,
     derive,
     derive_training,
     gateway_url,
@@ -62,6 +63,8 @@ class Mesh:
     async def steps(self) -> AsyncIterator[ChildSpec]:
         """The processes in the order in which they start."""
         yield self._spec(REGISTRAR, "catalog", self._deployment.registrar, self._registrar_answers)
+        # a base whose training is refused is not registered for it
+        check_trained(self._config, self._layout)
         fingerprints = await self._register_bases()
         if not self._config.gateway.anonymous:
             await self._ensure_admin_key()

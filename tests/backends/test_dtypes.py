@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from backends.dtypes import computed_in
-from backends.megatron_train.hf_config import DTYPES, dtype_of
+from backends.megatron_train.hf_config import KEPT_IN, dtype_of
 from backends.sglang import command
 from backends.trainer import TrainerSettings
 from packer.safetensors_header import MAX_HEADER_BYTES
@@ -78,7 +78,7 @@ def test_sglang_is_told_what_the_base_says_and_the_trainer_keeps_it_so(
     argv = command.command_for(tiny_settings(base, backend="sglang", dtype="auto")).argv
     assert argv[argv.index("--dtype") + 1] == expected
     trainer = TrainerSettings(name="t", model_path=str(base))
-    if expected in DTYPES:
+    if expected in KEPT_IN:
         assert dtype_of(trainer) == expected
         return
     with pytest.raises(Unfit, match="set the trainer's dtype") as refused:

@@ -232,7 +232,7 @@ def test_a_training_journal_is_where_the_registrars_is(tmp_path: Path) -> None:
     [
         ("auto", (), "auto"),
         ("auto", (("tiny", "auto"),), "auto"),
-        ("auto", (("other", "float16"), ("tiny", "auto"), ("tiny", "float32")), "float32"),
+        ("auto", (("other", "float16"), ("tiny", "float"), ("tiny", "float32")), "float32"),
         ("bfloat16", (("tiny", "float32"),), "bfloat16"),
     ],
 )
@@ -246,10 +246,24 @@ def test_a_base_is_trained_in_what_its_engines_are_told(
     assert settings.trainer.dtype == expected
 
 
+def test_engines_that_differ_leave_the_choice_to_the_user(tmp_path: Path) -> None:
+    engines = [{"base": "tiny", "dtype": dtype, "model_path": "/models/tiny"} for dtype in ("auto", "float32")]
+    with pytest.raises(InvalidRequest, match="engines of its base have auto and float32") as refused:
+        check({"node": {"engines": engines}, "training": {"base": "tiny"}})
+    assert refused.value.field == "training.trainer.dtype"
+    # of a server that we only attach to, the setting says nothing
+    engines[1] |= {"attach": "127.0.0.1:8000"}
+    found = check({"node": {"engines": engines}, "training": {"base": "tiny"}})
+    settings = derive_training(found, Layout.of(str(tmp_path)), {})
+    assert settings is not None
+    assert settings.trainer.dtype == "auto"
+
+
 @pytest.mark.parametrize(
     ("training", "field"),
     [
         ({"base": "tiny"}, "training.trainer.model_path"),
+        ({"base": "tiny", "trainer": {"model_path": "m", "dtype": "int3"}}, "training.trainer.dtype"),
         ({"base": "a/b", "trainer": {"model_path": "m"}}, "training.base"),
         ({"base": "tiny", "trainer": {"model_path": "m"}, "tenant": "A"}, "training.tenant"),
         ({"base": "tiny", "trainer": {"model_path": "m"}, "revision_dtype": "FP8"}, "training.revision_dtype"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +29,6 @@ def kernels() -> Iterator[ModuleType]:
         from backends.megatron_train import cuda_kernels
 
         yield importlib.reload(cuda_kernels)
-    os.environ.pop("TRITON_INTERPRET", None)
     importlib.reload(cuda_kernels)
 
 
@@ -95,8 +93,14 @@ def test_large_and_lost_logits(kernels: ModuleType) -> None:
     assert logits[2].isnan().any()
 
 
+@pytest.mark.parametrize(("base", "recompute"), [("qwen3", True), ("llama", False)])
 def test_a_whole_pass_is_that_of_the_plain_operations(
-    kernels: ModuleType, bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: str,
+    recompute: bool,
+    kernels: ModuleType,
+    bases: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from backends.megatron_train import engine, gated, head, rotary
 
@@ -109,7 +113,7 @@ def test_a_whole_pass_is_that_of_the_plain_operations(
         "_refuse_if_not_finite",
         lambda self, tensors: (seen.append(torch.cat([each.flatten() for each in tensors])), check(self, tensors))[1],
     )
-    with resident(bases["qwen3"], tmp_path / "scratch") as rank:
+    with resident(bases[base], tmp_path / "scratch", recompute=recompute) as rank:
         rank.answer(CreatePolicy(spec=PolicySpec(policy="one", rank=8)))
         rank.answer(ForwardBackward(policy="one", batch=sft_batch(count=2)))
         for module in (gated, rotary):
