@@ -8,4 +8,5 @@ or ``publishing`` -> ``journal`` again (result and effects in one transaction) -
 Samples go from ``journal`` to ``sampling``, which asks the gateway like any client. ``store`` is LMDB below it all. A
 revision on its way is in ``transfers`` (nodes pull it while it is written; ``expected`` is which one is expected to be
 asked for it) and ``copying`` (the artifact store); ``retention`` keeps those that are sampled from.
+What was saved goes by ``removal``; ``listings`` is what there is, in pages.
 """

@@ -24,6 +24,7 @@ from .journal import Effects, Journal
 from .paths import SAMPLER_WEIGHTS, WEIGHTS, SavedPath, parse_path
 from .publishing import Publisher
 from .records import RunRecord, SamplerRecord, SavedRecord
+from .removal import Removal
 from .retention import Retention
 from .trainees import Trainees, spec_of
 from .work import (
@@ -64,6 +65,7 @@ class Executor:
         trainees: Trainees,
         publisher: Publisher,
         retention: Retention,
+        removal: Removal,
         catalog: CatalogSource,
         folder: Path,
         *,
@@ -73,13 +75,11 @@ class Executor:
         self._trainees = trainees
         self._publisher = publisher
         self._retention = retention
+        self._removal = removal
         self._catalog = catalog
         self._checkpoints = folder / "checkpoints"
         self._exports = folder / "exports"
         self._dtype = revision_dtype
-        # by run, the checkpoint that it writes until its result is recorded: nobody removes that meanwhile
-        self._saving: dict[str, str] = {}
-        self._removing = asyncio.Lock()
         # what an earlier life was writing when it ended
         shutil.rmtree(self._exports, ignore_errors=True)
         self._exports.mkdir(parents=True, mode=0o700)
@@ -118,8 +118,9 @@ class Executor:
         async with self._trainees.first_turn(run) as trainer:
             made = await self._made(run, trainer)
             await trainer.load_state(run.model_id, Path(saved.folder), with_optimizer=ask.optimizer, number=number)
+            again = trainer.durable(run.model_id) < number
         made = replace(made, number=number, step=saved.step if ask.optimizer else 0)
-        return Done(Loaded(path=ask.path, model_id=run.model_id), Effects(made, change=True))
+        return Done(Loaded(path=ask.path, model_id=run.model_id), Effects(made, change=again))
 
     async def _made(self, run: RunRecord, trainer: TrainerBackend) -> RunRecord:
         """The run on the trainer and in the catalog; it writes its policy from now on."""
@@ -157,12 +158,12 @@ class Executor:
         if not ask.overwrite and self._journal.saved(path) is not None:
             raise InvalidRequest(f"{path} is there already: overwrite it, or choose another name", field="path")
         folder = self._checkpoints / run.model_id / ask.name
-        async with self._removing:
-            self._saving[run.model_id] = path
+        await self._removal.saving(run.model_id, path)
         async with self._trainees.turn(run, Stage.RESULT, more) as trainer:
             await trainer.save_state(run.model_id, folder, with_optimizer=True)
         await self._publisher.retain(run, path)
-        saved = replace(_saved(run, path, ask.ttl_s), folder=str(folder))
+        size = await asyncio.to_thread(_size_of, folder)
+        saved = replace(_saved(run, path, ask.ttl_s), folder=str(folder), size=size)
         return Done(Saved(path=path), Effects(run, saved=saved))
 
     async def _load(self, run: RunRecord, ask: Load, more: Callable[[], bool]) -> Done:
@@ -170,8 +171,9 @@ class Executor:
         number = run.number + 1
         async with self._trainees.turn(run, Stage.GRADIENTS, more) as trainer:
             await trainer.load_state(run.model_id, Path(saved.folder), with_optimizer=ask.optimizer, number=number)
+            again = trainer.durable(run.model_id) < number
         loaded = replace(run, number=number, step=saved.step if ask.optimizer else 0)
-        return Done(Loaded(path=ask.path, model_id=run.model_id), Effects(loaded, change=True))
+        return Done(Loaded(path=ask.path, model_id=run.model_id), Effects(loaded, change=again))
 
     async def _save_for_sampler(self, run: RunRecord, ask: SaveForSampler, more: Callable[[], bool]) -> Done:
         policy = self._catalog.view().policy(run.policy)
@@ -188,7 +190,7 @@ class Executor:
             committed = await publication.commit(facts, path or f"tinker://{run.model_id}")
         revision = committed.revision
         run = replace(run, inflight=revision) if ask.follows else run
-        saved = replace(_saved(run, path, ask.ttl_s), revision=revision) if path else None
+        saved = replace(_saved(run, path, ask.ttl_s), revision=revision, size=facts.size) if path else None
         sampler = None
         if ask.sampler:
             follows = run.model_id if ask.follows else ""
@@ -207,7 +209,7 @@ class Executor:
 
     def recorded(self, model_id: str) -> None:
         """What the run's last operation came to is in the journal."""
-        self._saving.pop(model_id, None)
+        self._removal.recorded(model_id)
 
     async def end(self, run: RunRecord) -> None:
         """The trainer forgets the run; what it saved and published stays."""
@@ -222,21 +224,10 @@ class Executor:
             raise NotFound(f"there is no checkpoint {path}", field="path")
         return saved
 
-    async def expire(self, now_ms: int) -> None:
-        """Remove the checkpoints whose time is over, bytes last. One that is being written anew is left alone.
 
-        Raises JournalUnavailable where the catalog can't be told: they are there until it can be.
-        """
-        async with self._removing:
-            anew = set(self._saving.values())
-            expired = [saved for saved in self._journal.expired(now_ms) if saved.path not in anew]
-            for saved in expired:
-                if saved.folder:
-                    await self._publisher.release(saved)
-            await self._journal.drop_saved(expired)
-            for saved in expired:
-                if saved.folder:
-                    await asyncio.to_thread(shutil.rmtree, saved.folder, ignore_errors=True)
+def _size_of(folder: Path) -> int:
+    """Bytes."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _trained(outputs: Outputs) -> Trained:

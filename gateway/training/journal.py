@@ -6,6 +6,7 @@ An operation is known by its owner (a run or a sampling session) and its seq; as
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Iterator
@@ -28,11 +29,14 @@ from .work import (
     decode_result,
     encode,
     fingerprint,
+    loaded_path,
 )
 
 # in one transaction
 _MAX_PRUNED = 10_000
 _ALL = (1 << 63) - 1
+# more than a load takes: batches need not be looked into
+_MAX_LOAD_BYTES = 2048
 
 
 class Accepted(NamedTuple):
@@ -42,8 +46,14 @@ class Accepted(NamedTuple):
     new: bool
 
 
+class _Loading(NamedTuple):
+    tenant: str
+    path: str
+    run: str
+
+
 class Effects(NamedTuple):
-    """What an operation changed besides its result. ``change``: the trainer counted it as one."""
+    """What an operation changed besides its result. ``change``: the trainer counted it, and has it not on disk."""
 
     run: RunRecord
     change: bool = False
@@ -92,14 +102,18 @@ class Journal:
                 return None
             return self._store.samplers.get(txn, sampler_id)
 
-    def saved(self, path: str) -> SavedRecord | None:
+    def saved(self, path: str, *, removed: bool = False) -> SavedRecord | None:
+        """What ``path`` names; with ``removed`` also what was removed, for as long as that is known."""
         with self._store.read() as txn:
-            return self._store.saved.get(txn, path)
+            found = self._store.saved.get(txn, path)
+        return found if found is not None and (removed or not found.removed_ms) else None
 
-    def expired(self, now_ms: int) -> list[SavedRecord]:
-        """What was saved for a time that is over."""
+    def due(self, now_ms: int) -> list[SavedRecord]:
+        """What has to go: saved for a time that is over and no run's to load, or removed with bytes left."""
         with self._store.read() as txn:
-            return [each for each in self._store.saved.values(txn) if 0 < each.expires_ms <= now_ms]
+            found = [each for each in self._store.saved.values(txn) if _is_due(each, now_ms)]
+            needed = {(each.tenant, each.path) for each in (self._loading(txn) if found else ())}
+        return [each for each in found if each.removed_ms or (each.tenant, each.path) not in needed]
 
     def operation(self, request_id: str) -> OperationRecord | None:
         with self._store.read() as txn:
@@ -135,7 +149,7 @@ class Journal:
         prefix = model_id.encode() + b"\0"
         with self._store.read() as txn:
             found = []
-            for key, request_id in self._store.changes.items(txn, start=_place(model_id, after + 1)):
+            for key, request_id in self._store.changes.items(txn, start=place_of(model_id, after + 1)):
                 if not key.startswith(prefix):
                     break
                 found.append((int.from_bytes(key[len(prefix) :], "big"), request_id.decode()))
@@ -258,20 +272,60 @@ class Journal:
 
         def change(txn: Txn) -> None:
             for number, request_id in known:
-                self._store.changes.delete(txn, _place(model_id, number))
+                self._store.changes.delete(txn, place_of(model_id, number))
                 self._store.asks.delete(txn, request_id.encode())
 
         await self._store.commit(change)
 
-    async def drop_saved(self, records: list[SavedRecord]) -> None:
-        """Forget these; what has been saved in the place of one stays."""
+    async def keep_until(self, path: str, expires_ms: int) -> None:
+        """What ``path`` names expires then (0: never). Raises NotFound."""
+        await self._store.commit(
+            lambda txn: self._store.saved.put(txn, path, replace(self._named(txn, path), expires_ms=expires_ms))
+        )
+
+    async def remove_saved(self, path: str) -> SavedRecord:
+        """Nobody sees any more what ``path`` names; removed already, it is as it is.
+
+        Raises NotFound, and InvalidRequest where a run has it to load.
+        """
+
+        def change(txn: Txn) -> SavedRecord:
+            found = self._named(txn, path, removed=True)
+            if found.removed_ms:
+                return found
+            for loading in self._loading(txn):
+                if (loading.tenant, loading.path) == (found.tenant, path):
+                    raise InvalidRequest(
+                        f"{path} is in use: {loading.run} loads it, or has since its trainer's last snapshot",
+                        field="path",
+                    )
+            removed = replace(found, removed_ms=_now_ms())
+            self._store.saved.put(txn, path, removed)
+            return removed
+
+        return await self._store.commit(change)
+
+    async def bytes_removed(self, record: SavedRecord) -> None:
+        """Nothing of what was removed is left; what has been saved in its place stays."""
 
         def change(txn: Txn) -> None:
-            for record in records:
+            if self._store.saved.get(txn, record.path) == record:
+                self._store.saved.put(txn, record.path, replace(record, folder=""))
+
+        await self._store.commit(change)
+
+    async def forget_removed(self, before_ms: int) -> None:
+        """Know no longer of what was removed, wholly, before then."""
+        with self._store.read() as txn:
+            saved = list(self._store.saved.values(txn))
+        old = [each for each in saved if 0 < each.removed_ms < before_ms and not each.folder]
+
+        def change(txn: Txn) -> None:
+            for record in old:
                 if self._store.saved.get(txn, record.path) == record:
                     self._store.saved.delete(txn, record.path)
 
-        if records:
+        if old:
             await self._store.commit(change)
 
     async def prune(self, before_ms: int) -> int:
@@ -289,10 +343,29 @@ class Journal:
                 operation = self._store.operations.get(txn, key[8:].decode())
                 if operation is not None and self._store.runs.get(txn, operation.owner) is None:
                     self._store.operations.delete(txn, operation.request_id)
-                    self._store.places.delete(txn, _place(operation.owner, operation.seq))
+                    self._store.places.delete(txn, place_of(operation.owner, operation.seq))
             return len(old)
 
         return await self._store.commit(change)
+
+    def _named(self, txn: Txn, path: str, *, removed: bool = False) -> SavedRecord:
+        found = self._store.saved.get(txn, path)
+        if found is None or (found.removed_ms and not removed):
+            raise NotFound(f"there is no checkpoint {path}", field="path")
+        return found
+
+    def _loading(self, txn: Txn) -> Iterator[_Loading]:
+        """What runs have to load, now or when their trainer is told their changes again."""
+        waiting = (key for key, _ in self._store.pending.items(txn))
+        changes = (request_id for _, request_id in self._store.changes.items(txn))
+        for key in itertools.chain(waiting, changes):
+            operation = self._store.operations.get(txn, key.decode())
+            if operation is None or operation.nbytes > _MAX_LOAD_BYTES:
+                continue
+            encoded = self._store.asks.get(txn, key)
+            path = "" if encoded is None else loaded_path(decode_ask(encoded))
+            if path:
+                yield _Loading(operation.tenant, path, operation.owner)
 
     def _check_open(self, txn: Txn, session_id: str) -> None:
         """Within the transaction: what is let in behind a finish would be of a run that nobody ends."""
@@ -302,7 +375,7 @@ class Journal:
 
     def _accept(self, txn: Txn, owner: str, seq: int, tenant: str, encoded: bytes, *, passed: int) -> Accepted:
         mark = fingerprint(encoded)
-        known = self._store.places.get(txn, _place(owner, seq))
+        known = self._store.places.get(txn, place_of(owner, seq))
         if known is not None:
             operation = self._store.operations.get(txn, known.decode())
             if operation is not None and operation.fingerprint == mark:
@@ -314,14 +387,14 @@ class Journal:
         key = operation.request_id.encode()
         self._store.operations.put(txn, operation.request_id, operation)
         self._store.asks.put(txn, key, encoded)
-        self._store.places.put(txn, _place(owner, seq), key)
+        self._store.places.put(txn, place_of(owner, seq), key)
         self._store.pending.put(txn, key, b"")
         return Accepted(operation, True)
 
     def _waiting(self, txn: Txn, run: RunRecord) -> Iterator[OperationRecord]:
         """The operations of a run that have no result, in order."""
         prefix = run.model_id.encode() + b"\0"
-        for key, request_id in self._store.places.items(txn, start=_place(run.model_id, run.next_seq)):
+        for key, request_id in self._store.places.items(txn, start=place_of(run.model_id, run.next_seq)):
             if not key.startswith(prefix):
                 return
             operation = self._store.operations.get(txn, request_id.decode())
@@ -344,7 +417,7 @@ class Journal:
         run = effects.run
         self._store.runs.put(txn, run.model_id, run)
         if effects.change:
-            self._store.changes.put(txn, _place(run.model_id, run.number), operation.request_id.encode())
+            self._store.changes.put(txn, place_of(run.model_id, run.number), operation.request_id.encode())
         if effects.saved is not None:
             self._store.saved.put(txn, effects.saved.path, effects.saved)
         if effects.sampler is not None:
@@ -357,7 +430,11 @@ def must_be_open(session: SessionRecord) -> None:
         raise InvalidRequest(f"the session {session.session_id} is finished ({session.finished})", field="session_id")
 
 
-def _place(owner: str, number: int) -> bytes:
+def _is_due(saved: SavedRecord, now_ms: int) -> bool:
+    return bool(saved.folder) if saved.removed_ms else 0 < saved.expires_ms <= now_ms
+
+
+def place_of(owner: str, number: int) -> bytes:
     return owner.encode() + b"\0" + number.to_bytes(8, "big")
 
 

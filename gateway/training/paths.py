@@ -25,12 +25,17 @@ class SavedPath(NamedTuple):
         return f"tinker://{self.run}/{self.kind}/{self.name}"
 
 
-def parse_path(text: str, kind: str, field: str = "path") -> SavedPath:
-    """Raises InvalidRequest for what is no path, or one of the other kind."""
+def parse_saved(text: str, kinds: str = f"({WEIGHTS}|{SAMPLER_WEIGHTS})", field: str = "path") -> SavedPath:
+    """Of either kind. Raises InvalidRequest for what is no path."""
     match = _PATH_RE.fullmatch(text)
     if match is None:
-        raise InvalidRequest(f"{field} {shown(text)} is not tinker://RUN/{kind}/NAME", field=field)
-    path = SavedPath(*match.groups())
+        raise InvalidRequest(f"{field} {shown(text)} is not tinker://RUN/{kinds}/NAME", field=field)
+    return SavedPath(*match.groups())
+
+
+def parse_path(text: str, kind: str, field: str = "path") -> SavedPath:
+    """Raises InvalidRequest for what is no path, or one of the other kind."""
+    path = parse_saved(text, kind, field)
     if path.kind != kind:
         raise InvalidRequest(f"{field} {text} names {path.kind}, and {kind} are needed here", field=field)
     return path

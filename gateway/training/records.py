@@ -82,7 +82,11 @@ class SamplerRecord(Record, frozen=True):
 
 
 class SavedRecord(Record, frozen=True):
-    """What a path names: a checkpoint in ``folder``, or ``policy``'s ``revision``. ``expires_ms`` 0: never."""
+    """What a path names: a checkpoint in ``folder``, or ``policy``'s ``revision``. ``expires_ms`` 0: never.
+
+    ``size`` is in bytes, 0 where it was not noted. Once there is a ``removed_ms`` nobody sees it any more, and once its
+    bytes are gone too ``folder`` is empty.
+    """
 
     path: str
     model_id: str
@@ -100,3 +104,5 @@ class SavedRecord(Record, frozen=True):
     attention: bool = True
     mlp: bool = True
     targets: tuple[str, ...] = ()
+    size: int = 0
+    removed_ms: int = 0

@@ -61,6 +61,10 @@ class Retention:
         else:
             self.bound(sampler)
 
+    def using(self, path: str) -> SamplerRecord | None:
+        """A sampling session in use that was opened on what ``path`` names."""
+        return next((sampler for sampler in self._wanted.values() if sampler.path == path), None)
+
     def finished(self, session_id: str) -> None:
         """The client of these sessions is done."""
         for sampler in [each for each in self._wanted.values() if each.session_id == session_id]:

@@ -26,8 +26,10 @@ from .expected import ExpectedNode
 from .futures import Futures
 from .journal import Journal
 from .lines import Lines
+from .listings import Listings
 from .postgres import PostgresStore
 from .publishing import Publisher
+from .removal import Removal
 from .retention import Retention
 from .sampling import GatewayClient, Samples
 from .settings import TrainingSettings
@@ -89,8 +91,9 @@ class TrainingService:
             announce_wait_s=settings.announce_wait_s,
         )
         self._retention = Retention(self.journal, publisher, idle_s=settings.sampler_idle_s)
+        self._removal = Removal(self.journal, publisher, self._retention)
         self._executor = Executor(
-            self.journal, trainees, publisher, self._retention, catalog, folder,
+            self.journal, trainees, publisher, self._retention, self._removal, catalog, folder,
             revision_dtype=settings.revision_dtype,
         )  # fmt: skip
         self._lines = Lines(self.journal, self._executor, futures, gap_s=settings.gap_s)
@@ -113,6 +116,8 @@ class TrainingService:
             lines=self._lines,
             samples=self._samples,
             retention=self._retention,
+            removal=self._removal,
+            listings=Listings(store),
             futures=futures,
         )
         self._runner = web.AppRunner(make_app(shared), auto_decompress=False, access_log=None, shutdown_timeout=_END_S)
@@ -192,7 +197,7 @@ class TrainingService:
         while True:
             await asyncio.sleep(_SWEEP_S)
             now_ms = time.time_ns() // 1_000_000
-            await _dropped("checkpoints", self._executor.expire(now_ms))
+            await _dropped("checkpoints", self._removal.expire(now_ms))
             await _dropped("sampling sessions' revisions", self._retention.sweep())
             await _dropped("results", self.journal.prune(now_ms - int(self.settings.keep_results_s * 1000)))
 

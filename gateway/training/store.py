@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -97,6 +98,11 @@ class Table(Generic[R]):
             if not key.startswith(start):
                 return
             yield self._decoder.decode(value)
+
+    def behind(self, txn: Txn, key: str, most: int) -> list[tuple[str, R]]:
+        """Keys and records behind ``key``, in their order, at most so many."""
+        found = itertools.islice(self._bytes.items(txn, start=key.encode() + b"\0"), most)
+        return [(name.decode(), self._decoder.decode(value)) for name, value in found]
 
 
 class Store:

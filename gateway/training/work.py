@@ -179,6 +179,11 @@ decode_ask = _asks.decode
 decode_result = _results.decode
 
 
+def loaded_path(ask: AnyAsk) -> str:
+    """The checkpoint that it is to load, or empty."""
+    return ask.path if isinstance(ask, Load | ResumeRun) else ""
+
+
 def fingerprint(encoded: bytes) -> bytes:
     """Tells an ask that is repeated from another one."""
     return blake3(encoded).digest(16)

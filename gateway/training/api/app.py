@@ -11,7 +11,7 @@ from aiohttp import web
 from gateway.training.failures import status_of
 from wire.outcomes import RoostError
 
-from . import futures, runs, sampling, sessions, training
+from . import checkpoints, futures, listings, runs, sampling, sessions, training
 from .services import SERVICES, Services
 
 _log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def make_app(shared: Services) -> web.Application:
     app = web.Application(middlewares=[_tell_errors])
     app[SERVICES] = shared
-    for part in (sessions, runs, training, sampling, futures):
+    for part in (sessions, runs, training, sampling, futures, checkpoints, listings):
         app.add_routes(part.routes)
     return app
 

@@ -102,6 +102,10 @@ class SaveForSampler(msgspec.Struct, frozen=True):
     ttl_seconds: int | None = None
 
 
+class CheckpointTtl(msgspec.Struct, frozen=True):
+    ttl_seconds: int | None
+
+
 class WeightsInfo(msgspec.Struct, frozen=True):
     tinker_path: str
 

@@ -10,10 +10,11 @@ from aiohttp import web
 
 from catalog.names import check_policy, shown
 from gateway.auth import Caller
+from gateway.training.paths import parse_saved
 from gateway.training.records import RunRecord, SessionRecord
 from gateway.training.work import CreateRun, ResumeRun, TrainingAsk
 from wire.events import Scope
-from wire.outcomes import InvalidRequest
+from wire.outcomes import InvalidRequest, NotFound
 
 from . import bodies
 from .services import caller, open_session, own_run, services
@@ -96,11 +97,13 @@ async def get_info(request: web.Request) -> web.Response:
 
 @routes.post("/api/v1/weights_info")
 async def weights_info(request: web.Request) -> web.Response:
-    """What a run needs to be like to take a checkpoint."""
+    """What a run needs to be like to take a checkpoint, or was like that saved what is sampled from."""
     asker = caller(request, Scope.INVOKE)
     asked = bodies.decode(await body_of(request), bodies.WeightsInfo)
-    shared = services(request)
-    saved = shared.executor.checkpoint(asked.tinker_path, shared.tenant_of(asker))
+    path = str(parse_saved(asked.tinker_path))
+    saved = services(request).journal.saved(path)
+    if saved is None or not asker.reaches(saved.tenant):
+        raise NotFound(f"there is no checkpoint {path}", field="path")
     return answer(
         {
             "base_model": saved.base,

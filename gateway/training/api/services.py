@@ -14,7 +14,9 @@ from gateway.training.executor import Executor
 from gateway.training.futures import Futures
 from gateway.training.journal import Journal, must_be_open
 from gateway.training.lines import Lines
+from gateway.training.listings import Listings
 from gateway.training.records import RunRecord, SessionRecord
+from gateway.training.removal import Removal
 from gateway.training.retention import Retention
 from gateway.training.sampling import Samples
 from gateway.training.settings import TrainingSettings
@@ -37,6 +39,8 @@ class Services:
     lines: Lines
     samples: Samples
     retention: Retention
+    removal: Removal
+    listings: Listings
     futures: Futures
 
     def tenant_of(self, caller: Caller) -> str:

@@ -98,7 +98,7 @@ def _step(given: bodies.OptimStep) -> Step:
 
 def _save(given: bodies.SaveWeights) -> Save:
     name = check_name(given.path or f"{given.seq_id:06d}")
-    return Save(name=name, ttl_s=_ttl(given.ttl_seconds), overwrite=given.overwrite)
+    return Save(name=name, ttl_s=ttl_of(given.ttl_seconds), overwrite=given.overwrite)
 
 
 def load_of(given: bodies.LoadWeights) -> Load:
@@ -118,7 +118,7 @@ def _save_for_sampler(given: bodies.SaveForSampler) -> SaveForSampler:
         name=name,
         sampler="" if number is None else sampler_id(session_id, number),
         follows=given.kind == "inflight",
-        ttl_s=_ttl(given.ttl_seconds),
+        ttl_s=ttl_of(given.ttl_seconds),
     )
 
 
@@ -127,7 +127,8 @@ def sampler_id(session_id: str, number: int) -> str:
     return f"{session_id}:sample:{number}"
 
 
-def _ttl(seconds: int | None) -> int:
+def ttl_of(seconds: int | None) -> int:
+    """Seconds, 0 for ever. Raises InvalidRequest."""
     if seconds is not None and not 0 < seconds <= _MAX_TTL_S:
         raise InvalidRequest(f"ttl_seconds is {seconds}: expected 1 to {_MAX_TTL_S}", field="ttl_seconds")
     return seconds or 0

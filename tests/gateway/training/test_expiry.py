@@ -53,7 +53,7 @@ async def test_checkpoints_have_names_of_their_own_and_may_expire(rig: Rig) -> N
     assert retained(rig, run) == [saved["path"]]
     folder = folder_of(rig, run)
     assert folder.is_dir()
-    await rig.service._executor.expire(in_an_hour())
+    await rig.service._removal.expire(in_an_hour())
     assert not folder.exists()
     assert retained(rig, run) == []
     assert (await rig.ask("weights_info", {"tinker_path": saved["path"]})).status == 404
@@ -70,12 +70,12 @@ async def test_a_checkpoint_stays_whole_while_the_catalog_can_t_be_told_of_its_e
         raise JournalUnavailable("the registrar does not answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(rig.service._executor._publisher, "release", away)
+        patched.setattr(rig.service._removal._publisher, "release", away)
         with pytest.raises(JournalUnavailable):
-            await rig.service._executor.expire(in_an_hour())
+            await rig.service._removal.expire(in_an_hour())
     assert folder.is_dir()
     assert (await rig.ask("weights_info", {"tinker_path": saved["path"]})).status == 200
-    await rig.service._executor.expire(in_an_hour())
+    await rig.service._removal.expire(in_an_hour())
     assert not folder.exists()
 
 
@@ -88,12 +88,12 @@ async def test_a_checkpoint_that_is_written_anew_as_its_time_ends_is_there(
     write, resolve = rig.trainer.save_state, rig.service.journal.resolve
 
     async def written(*arguments: Any, **more: Any) -> None:
-        await rig.service._executor.expire(in_an_hour())
+        await rig.service._removal.expire(in_an_hour())
         await write(*arguments, **more)
-        await rig.service._executor.expire(in_an_hour())
+        await rig.service._removal.expire(in_an_hour())
 
     async def resolved(*arguments: Any) -> None:
-        await rig.service._executor.expire(in_an_hour())
+        await rig.service._removal.expire(in_an_hour())
         await resolve(*arguments)
 
     with monkeypatch.context() as patched:
@@ -103,7 +103,12 @@ async def test_a_checkpoint_that_is_written_anew_as_its_time_ends_is_there(
     assert retained(rig, run) == [anew["path"]]
     loaded = await rig.ask("load_weights", {"model_id": run, "seq_id": 3, "path": anew["path"], "optimizer": True})
     assert (await rig.result(loaded))["path"] == anew["path"]
-    await rig.service._executor.expire(in_an_hour() + 3_600_000)
+    # until the trainer has a snapshot, the run would have to load it again
+    await rig.service._removal.expire(in_an_hour() + 3_600_000)
+    assert folder_of(rig, run).is_dir()
+    for accepted in (await rig.train(run, 4), await rig.step(run, 5)):
+        await rig.result(accepted)
+    await rig.service._removal.expire(in_an_hour() + 3_600_000)
     assert not folder_of(rig, run).exists()
 
 
@@ -112,15 +117,15 @@ async def test_a_checkpoint_that_is_asked_for_while_the_one_before_goes_is_there
 ) -> None:
     run = await rig.run(await rig.session())
     await rig.result(await save(rig, run, 1))
-    release, going, go = rig.service._executor._publisher.release, asyncio.Event(), asyncio.Event()
+    release, going, go = rig.service._removal._publisher.release, asyncio.Event(), asyncio.Event()
 
     async def slow(*arguments: Any) -> None:
         going.set()
         await go.wait()
         await release(*arguments)
 
-    monkeypatch.setattr(rig.service._executor._publisher, "release", slow)
-    expiring = asyncio.create_task(rig.service._executor.expire(in_an_hour()))
+    monkeypatch.setattr(rig.service._removal._publisher, "release", slow)
+    expiring = asyncio.create_task(rig.service._removal.expire(in_an_hour()))
     await going.wait()
     accepted = await save(rig, run, 2, overwrite=True)
     await asyncio.sleep(0.1)
@@ -145,7 +150,7 @@ async def test_what_can_t_be_dropped_keeps_nothing_else_and_is_tried_again(
                 raise failure
             expired.set()
 
-        monkeypatch.setattr(rig.service._executor, "expire", expire)
+        monkeypatch.setattr(rig.service._removal, "expire", expire)
         trained = await rig.train(run, 1)
         await asyncio.wait_for(expired.wait(), 20)
         await until(lambda: gone(rig, trained.json["request_id"]))
