@@ -47,7 +47,7 @@ def read_bounded(path: Path, most: int) -> bytes:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ArtifactUnavailable(f"cannot read {path}: not a file")
+                raise OSError(errno.EINVAL, "not a file")
             # a buffer of what is there, not of what might be
             raw = file.read(min(most, status.st_size) + 1)
     except OSError as error:
