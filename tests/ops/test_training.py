@@ -79,12 +79,15 @@ async def test_what_is_sampled_is_what_was_trained(tmp_path: Path) -> None:
             told = np.asarray([*drawn["prompt_logprobs"][1:], *sequence["logprobs"]])
             np.testing.assert_allclose(told, expected, atol=1e-3)
         again = await client.result("asample", asked | {"seq_id": 1})
-        assert again["sequences"] == drawn["sequences"]
-        first = drawn["sequences"][0]["tokens"][2]
-        params = {"max_tokens": 8, "seed": 5, "temperature": 1.0, "stop": [first]}
+        for first, second in zip(drawn["sequences"], again["sequences"], strict=True):
+            assert first["tokens"] == second["tokens"]
+            # the last bits are those of the batch: whether both samples are of one step is a matter of time
+            np.testing.assert_allclose(first["logprobs"], second["logprobs"], atol=1e-5)
+        third = drawn["sequences"][0]["tokens"][2]
+        params = {"max_tokens": 8, "seed": 5, "temperature": 1.0, "stop": [third]}
         stopped = await client.result("asample", asked | {"seq_id": 2, "num_samples": 1, "sampling_params": params})
         assert stopped["sequences"][0]["stop_reason"] == "stop"
-        assert stopped["sequences"][0]["tokens"][-1] == first
+        assert stopped["sequences"][0]["tokens"][-1] == third
 
         body = {"session_id": session, "sampling_session_seq_id": 1, "base_model": "tiny"}
         plain = (await client.ask("create_sampling_session", body))["sampling_session_id"]
