@@ -1,12 +1,18 @@
-"""Whether a process may have a part of a GPU."""
+"""What a process may have of the host's GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from wire.outcomes import InvalidRequest
 
 _PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+
+def gpu_is_there() -> bool:
+    """Whether NVIDIA's driver shows one; torch, which could say whether it works, is not asked."""
+    return Path("/dev/nvidia0").exists()
 
 
 def check_share(environment: Mapping[str, str | None], who: str) -> None:

@@ -306,8 +306,7 @@ def _check_training(config: RoostConfig) -> None:
         check_part(training.name, "training.name")
     if training.revision_dtype not in ("BF16", "F32"):
         raise _invalid("training.revision_dtype", f"expected BF16 or F32, got {training.revision_dtype!r}")
-    if (dtype := training.trainer.dtype) not in DTYPES:
-        raise _invalid("training.trainer.dtype", f"expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {dtype!r}")
+    _check_known(training.trainer.dtype, DTYPES, "training.trainer.dtype")
     trained_dtype(config)
     if not base_path(config):
         raise _invalid("training.trainer.model_path", f"is missing: no engine loads {training.base} from a folder")
@@ -331,6 +330,11 @@ def trained_dtype(config: RoostConfig) -> str:
     return next(iter(found), AUTO)
 
 
+def _check_known(given: str, known: Sequence[str], path: str) -> None:
+    if given not in known:
+        raise _invalid(path, f"expected {', '.join(known[:-1])} or {known[-1]}, got {given!r}")
+
+
 def _check_engines(engines: Sequence[EngineConfig]) -> None:
     names: set[str] = set()
     for index, engine in enumerate(engines):
@@ -345,8 +349,7 @@ def _check_engine(engine: EngineConfig, path: str) -> None:
     if engine.name:
         check_part(engine.name, f"{path}.name")
     for field, known in (("backend", BACKENDS), ("dtype", DTYPES), ("device", DEVICES)):
-        if (given := getattr(engine, field)) not in known:
-            raise _invalid(f"{path}.{field}", f"expected {', '.join(known[:-1])} or {known[-1]}, got {given!r}")
+        _check_known(getattr(engine, field), known, f"{path}.{field}")
     if not engine.model_path and not engine.attach:
         raise _invalid(path, "needs `model_path` (an engine that we start) or `attach` (host:port of a running one)")
     if engine.attach and not re.fullmatch(r"[^:/]+:[0-9]{1,5}", engine.attach):

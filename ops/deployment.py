@@ -206,6 +206,18 @@ def derive_training(config: RoostConfig, layout: Layout, fingerprints: Mapping[s
     )
 
 
+def check_trained(config: RoostConfig, layout: Layout) -> None:
+    """Whether the base can be trained as it is configured, where its folder is on this host. Raises RoostError."""
+    training = derive_training(config, layout, {})
+    if training is None or not Path(training.trainer.model_path).is_dir():
+        return
+    try:
+        check_trainer(training.trainer)
+    except RoostError as error:
+        path = ".".join(filter(None, ("training.trainer", error.field)))
+        raise type(error)(f"{path}: {error.message}", field=path) from error
+
+
 def without_engines(config: RoostConfig) -> RoostConfig:
     """What is known before the catalog says which bases there are."""
     node: NodeConfig = msgspec.structs.replace(config.node, engines=())
@@ -257,15 +269,3 @@ def _free_name(wanted: str, taken: set[str], *, numbered: bool) -> str:
     while f"{wanted}-{number}" in taken:
         number += 1
     return f"{wanted}-{number}"
-
-
-def check_trained(config: RoostConfig, layout: Layout) -> None:
-    """Whether the base can be trained as it is configured, where its folder is on this host. Raises RoostError."""
-    training = derive_training(config, layout, {})
-    if training is None or not Path(training.trainer.model_path).is_dir():
-        return
-    try:
-        check_trainer(training.trainer)
-    except RoostError as error:
-        path = ".".join(filter(None, ("training.trainer", error.field)))
-        raise type(error)(f"{path}: {error.message}", field=path) from error

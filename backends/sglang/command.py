@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from backends.dtypes import computed_in
-from backends.gpu_share import check_share
+from backends.gpu_share import check_share, gpu_is_there
 from backends.interface import EngineSettings
 from backends.process import Command
 from backends.terms import ACTIVATION
@@ -47,7 +47,7 @@ def interpreter() -> str:
 def device_of(settings: EngineSettings) -> str:
     """``cpu`` or ``cuda``. Raises InvalidRequest for any other device."""
     if settings.device == "auto":
-        return "cuda" if Path("/dev/nvidia0").exists() else "cpu"
+        return "cuda" if gpu_is_there() else "cpu"
     if settings.device not in {"cpu", "cuda"}:
         raise InvalidRequest(
             f"device {settings.device!r} of engine {settings.name} is not auto, cpu or cuda", field="device"

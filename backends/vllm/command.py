@@ -6,7 +6,7 @@ import os
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from backends.gpu_share import check_share
+from backends.gpu_share import check_share, gpu_is_there
 from backends.interface import EngineSettings
 from backends.process import Command, python
 from wire.outcomes import InvalidRequest
@@ -24,7 +24,7 @@ _SPLITTING_FLAGS = ("--data-parallel", "-dp", "--api-server-count")
 def device_of(settings: EngineSettings) -> str:
     """``cpu`` or ``cuda``. Raises InvalidRequest for any other device."""
     if settings.device == "auto":
-        return "cuda" if Path("/dev/nvidia0").exists() and not _is_cpu_build() else "cpu"
+        return "cuda" if gpu_is_there() and not _is_cpu_build() else "cpu"
     if settings.device not in {"cpu", "cuda"}:
         raise InvalidRequest(f"device {settings.device!r} of engine {settings.name} is not auto, cpu or cuda")
     return settings.device

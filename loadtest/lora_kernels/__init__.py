@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from backends.vllm.command import rank_limit
 from loadtest.report import environment, write_report
 from wire.outcomes import InvalidRequest
 
@@ -49,7 +50,8 @@ def run(
 ) -> dict[str, Any]:
     """Measure and write the report; returns the summary.
 
-    ``model``: a ``config.json`` or the folder of one. ``slots``: the engine's; ``rank``: of what they hold.
+    ``model``: a ``config.json`` or the folder of one. ``slots``: the engine's; ``rank``: of what they hold,
+    rounded up as vLLM does.
     ``specialised``: choose for an engine that is told ``--specialize-active-lora``. ``configs``: a folder for the files
     that vLLM reads. It starts processes, so a script that calls it does so under ``if __name__ == "__main__"``. Raises
     RoostError.
@@ -57,6 +59,7 @@ def run(
     tokens = sorted(set(tokens))
     if not tokens or min(rank, slots, *tokens) < 1:
         raise InvalidRequest("rank, slots and tokens are numbers above 0", field="tokens")
+    rank = rank_limit(rank)
     work = read_work(model)
     kernels = _kernels()
     engine = kernels.Engine(slots, rank, seed)

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from backends.gpu_share import gpu_is_there
 from wire.outcomes import InvalidRequest
 
 from .output import ERR, tell_table
@@ -52,7 +53,7 @@ def _picture(given: Path | None) -> Path | None:
 
 
 def _there(device: Device) -> Device:
-    if device is Device.CUDA and not Path("/dev/nvidia0").exists():
+    if device is Device.CUDA and not gpu_is_there():
         raise InvalidRequest("there is no CUDA device here", field="device")
     return device
 
@@ -187,11 +188,10 @@ def lora_kernels(
     seed: Seed = 1,
 ) -> None:
     """vLLM's LoRA kernels on this machine's GPU over their configurations, beside vLLM's own, and files of the best."""
-    from backends.vllm.command import rank_limit
     from loadtest import lora_kernels
 
     summary = lora_kernels.run(
-        report, model=model, rank=rank_limit(rank), slots=slots, tokens=tokens or lora_kernels.TOKENS,
+        report, model=model, rank=rank, slots=slots, tokens=tokens or lora_kernels.TOKENS,
         specialised=specialised, seed=seed, configs=configs, say=_say,
     )  # fmt: skip
     _show(summary, report)

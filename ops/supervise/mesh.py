@@ -62,9 +62,9 @@ class Mesh:
 
     async def steps(self) -> AsyncIterator[ChildSpec]:
         """The processes in the order in which they start."""
-        yield self._spec(REGISTRAR, "catalog", self._deployment.registrar, self._registrar_answers)
-        # a base whose training is refused is not registered for it
+        # before anything runs: a base whose training is refused is not registered for it
         check_trained(self._config, self._layout)
+        yield self._spec(REGISTRAR, "catalog", self._deployment.registrar, self._registrar_answers)
         fingerprints = await self._register_bases()
         if not self._config.gateway.anonymous:
             await self._ensure_admin_key()
