@@ -83,6 +83,9 @@ async def test_what_is_sampled_is_what_was_trained(tmp_path: Path) -> None:
             assert first["tokens"] == second["tokens"]
             # the last bits are those of the batch: whether both samples are of one step is a matter of time
             np.testing.assert_allclose(first["logprobs"], second["logprobs"], atol=1e-5)
+        # alone in its batch, a sample is the same to the last bit
+        alone = [await client.result("asample", asked | {"seq_id": seq, "num_samples": 1}) for seq in (3, 4)]
+        assert alone[0]["sequences"] == alone[1]["sequences"]
         third = drawn["sequences"][0]["tokens"][2]
         params = {"max_tokens": 8, "seed": 5, "temperature": 1.0, "stop": [third]}
         stopped = await client.result("asample", asked | {"seq_id": 2, "num_samples": 1, "sampling_params": params})
